@@ -1,0 +1,8 @@
+//! kiln's toolchain manager: resolve what a build needs, explain it (`doctor`), make it (`setup`), use it
+//! (`build`).
+//!
+//! Start reading at `plan`: every verb works on the same `Plan`.
+
+pub mod env;
+pub mod error;
+pub mod process;

@@ -1,0 +1,3 @@
+//! `cargo xtask`: the command line of kiln's toolchain manager.
+
+fn main() {}
