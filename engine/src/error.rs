@@ -45,7 +45,9 @@ pub enum Error {
     #[error("{0}")]
     Request(String),
     /// A value that is not a number appeared during a step.
-    #[error("not a number in {place} at position {position}: the weights or the arithmetic before it are broken")]
+    #[error(
+        "not a number in {place} at position {position}: the weights or the arithmetic before it are broken"
+    )]
     NotFinite {
         /// Where the check stands.
         place: Place,

@@ -1,1 +1,5 @@
-//! kiln's inference engine.
+//! kiln's inference engine: a GGUF file in, tokens out.
+
+pub mod error;
+pub mod gguf;
+pub mod tokenizer;

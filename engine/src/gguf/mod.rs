@@ -100,7 +100,8 @@ impl Gguf {
         for (index, part_path) in names.iter().enumerate().skip(1) {
             let part = Gguf::parse(part_path.display().to_string(), map(part_path)?)?;
             let number = part.metadata.get("split.no").and_then(Value::as_u64);
-            if number != Some(index as u64) || part.metadata.get("split.count") != first.metadata.get("split.count")
+            if number != Some(index as u64)
+                || part.metadata.get("split.count") != first.metadata.get("split.count")
             {
                 return Err(refuse(format!("{} is not part {index} of {count}", part_path.display())));
             }

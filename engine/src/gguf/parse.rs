@@ -27,7 +27,11 @@ pub(super) fn parse(file: &str, bytes: &[u8]) -> Result<Parsed> {
     }
     let version = cursor.u32("the version")?;
     if version.swap_bytes() == 2 || version.swap_bytes() == 3 {
-        return Err(cursor.error_at(4, "the version", "the file is big-endian, which is not supported".into()));
+        return Err(cursor.error_at(
+            4,
+            "the version",
+            "the file is big-endian, which is not supported".into(),
+        ));
     }
     if !(2..=3).contains(&version) {
         return Err(cursor.error_at(4, "the version", format!("found {version}, expected 2 or 3")));
@@ -243,7 +247,14 @@ fn place_tensors(cursor: &Cursor<'_>, pending: Vec<Pending>, alignment: u64) -> 
             return Err(cursor.error_at(at, &format!("tensor {name}"), problem));
         }
         extents.push((offset, len, tensors.len(), at));
-        tensors.push(Tensor { name, shape, kind, part: 0, start: (data_start + offset) as usize, len: len as usize });
+        tensors.push(Tensor {
+            name,
+            shape,
+            kind,
+            part: 0,
+            start: (data_start + offset) as usize,
+            len: len as usize,
+        });
     }
     extents.sort_unstable();
     for pair in extents.windows(2) {
@@ -276,7 +287,8 @@ impl<'a> Cursor<'a> {
         match count.checked_mul(smallest) {
             Some(bytes) if bytes <= self.remaining() => Ok(()),
             _ => {
-                let problem = format!("{count} entries do not fit in the {} bytes that are left", self.remaining());
+                let problem =
+                    format!("{count} entries do not fit in the {} bytes that are left", self.remaining());
                 Err(self.error_at(self.at.saturating_sub(8), place, problem))
             }
         }
