@@ -14,7 +14,9 @@ fn every_supported_vocabulary_gives_the_recorded_tokens() {
         eprintln!("skipped: KILN_VOCABULARIES is not set");
         return;
     };
-    for name in ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "phi-3", "starcoder", "refact", "command-r", "mpt"] {
+    for name in
+        ["llama-spm", "llama-bpe", "qwen2", "gpt-2", "phi-3", "starcoder", "refact", "command-r", "mpt"]
+    {
         let checked = check(&folder, name);
         eprintln!("{name}: {checked} texts");
     }
