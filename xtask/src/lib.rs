@@ -5,4 +5,7 @@
 
 pub mod env;
 pub mod error;
+pub mod hash;
+pub mod pin;
 pub mod process;
+pub mod toml_context;
