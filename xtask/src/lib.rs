@@ -6,4 +6,7 @@
 pub mod decision;
 pub mod env;
 pub mod error;
+pub mod hash;
+pub mod pin;
 pub mod process;
+pub mod toml_context;
