@@ -5,6 +5,7 @@
 //! depend on where the store is: every path is remapped, and Cargo runs in the root folder of the file system, so that
 //! no configuration file between there and the source is found.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +16,7 @@ use serde_json::json;
 
 use crate::arch::Arch;
 use crate::child;
+use crate::decision::{Decision, Resolved};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::hash::Sha256;
@@ -350,7 +352,7 @@ fn load_check(making: &Making<'_>, library: &Path, scratch: &Path) -> Result<Str
     let file = scratch.join("load_check.rs");
     fs::write(&file, LOAD_CHECK_SOURCE)?;
     let arch: Arch = LOAD_CHECK_ARCH.parse()?;
-    let mut command = compiler(making.toolchain, making.tools, library, making.env)?;
+    let mut command = compiler(making, library)?;
     command.env("CUDA_OXIDE_TARGET", arch.to_string()).env("CUDA_OXIDE_PTX_DIR", scratch);
     command.args(["--edition", "2024", "--crate-type", "lib", "--crate-name", "kiln_load_check"]);
     command.arg("--out-dir").arg(scratch).arg(&file).current_dir(scratch);
@@ -373,20 +375,67 @@ fn load_check(making: &Making<'_>, library: &Path, scratch: &Path) -> Result<Str
     Ok(text)
 }
 
-/// A rustc that compiles device code with `library` and exactly these tools.
-///
-/// # Errors
-/// The environment cannot be made, or a path is not UTF-8.
-pub fn compiler(toolchain: &Toolchain, tools: &Tools, library: &Path, env: &Env) -> Result<Command> {
+/// A rustc that compiles device code with `library` and exactly the chosen tools.
+fn compiler(making: &Making<'_>, library: &Path) -> Result<Command> {
+    let Making { toolchain, tools, env, .. } = making;
     let mut command = child::command(toolchain.rustc(), toolchain, env)?;
-    command.env("RUSTC_BOOTSTRAP", "1").env("CUDA_OXIDE_NO_FMA", "1");
+    command.env("RUSTC_BOOTSTRAP", "1");
+    if !making.pin.kernels.contraction {
+        command.env("CUDA_OXIDE_NO_FMA", "1");
+    }
     command.env("CUDA_OXIDE_LLC", &tools.llc.path).env("CUDA_OXIDE_OPT", &tools.opt.path);
-    let mut backend = std::ffi::OsString::from("-Zcodegen-backend=");
+    let mut backend = OsString::from("-Zcodegen-backend=");
     backend.push(library);
     command.arg(backend);
     command.args(["-Copt-level=3", "-Cdebug-assertions=off", "-Zmir-enable-passes=-JumpThreading"]);
     command.arg("-Csymbol-mangling-version=v0");
     Ok(command)
+}
+
+/// Loads the published backend into rustc, which proves that the two fit; nothing is compiled.
+pub fn load(backend: &Resolved<Backend>, toolchain: &Resolved<Toolchain>, env: &Env) -> Decision {
+    let mut decision = Decision::new("backend-load");
+    decision.change = Some("cargo xtask setup".to_owned());
+    let (Some(backend), Some(toolchain)) = (&backend.value, &toolchain.value) else {
+        decision.why = "not checked: it depends on the backend and rustc".to_owned();
+        return decision;
+    };
+    match loaded_version(backend, toolchain, env) {
+        Ok(version) => {
+            decision.chosen = Some(version);
+            decision.why = format!("{} loads it", toolchain.rustc().display());
+        }
+        Err(error) => {
+            decision.why = "rustc does not load it".to_owned();
+            decision.problem = Some(error.into());
+        }
+    }
+    decision
+}
+
+fn loaded_version(backend: &Backend, toolchain: &Toolchain, env: &Env) -> Result<String> {
+    let mut flag = OsString::from("-Zcodegen-backend=");
+    flag.push(&backend.library);
+    let mut command = child::command(toolchain.rustc(), toolchain, env)?;
+    command.env("RUSTC_BOOTSTRAP", "1").arg("-vV").arg(flag);
+    let refuse = |what: String| {
+        Error::new(
+            &LOAD_CHECK,
+            format!("{} cannot load {}: {what}", toolchain.rustc().display(), backend.library.display()),
+        )
+        .hint("run: cargo xtask setup")
+    };
+    let output = process::output(&mut command, process::PROBE_LIMIT).map_err(|failure| match failure {
+        Failure::Start(error) => refuse(error.to_string()),
+        Failure::TimedOut(limit) => refuse(format!("no answer within {} s", limit.as_secs())),
+    })?;
+    if !output.status.success() {
+        return Err(refuse(output.status.to_string()).cause(output.stderr.trim()));
+    }
+    // rustc prints its own lines first; what the backend says of itself comes instead of LLVM's version.
+    let own = output.stdout.lines().find(|line| !toolchain.version.text.lines().any(|known| known == *line));
+    own.map(str::to_owned)
+        .ok_or_else(|| refuse(format!("it does not name itself among {:?}", output.stdout)))
 }
 
 fn statement(
