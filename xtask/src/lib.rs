@@ -6,4 +6,6 @@
 pub mod decision;
 pub mod env;
 pub mod error;
+pub mod llc;
+pub mod probe;
 pub mod process;
