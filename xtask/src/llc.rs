@@ -602,7 +602,7 @@ fn llc_candidates(request: &LlcRequest, env: &Env) -> Vec<Found> {
     }
     let mut names: Vec<String> = request.majors().iter().map(|major| format!("llc-{major}")).collect();
     names.push("llc".into());
-    let on_path = absolute(env.search_path(), env);
+    let on_path = search_path(env);
     for name in &names {
         for folder in on_path.iter().filter(|folder| probe::is_there(&folder.join(name))) {
             add(&mut found, folder.join(name), "PATH");
@@ -716,7 +716,7 @@ fn opt_mismatch(opt: &Banner, major: LlvmMajor) -> Option<String> {
 
 fn opt_candidates(llc: &Path, major: LlvmMajor, request: &LlcRequest, env: &Env) -> Vec<(PathBuf, String)> {
     let names = [format!("opt-{major}"), "opt".to_owned()];
-    let on_path = absolute(env.search_path(), env);
+    let on_path = search_path(env);
     let mut candidates: Vec<(PathBuf, String)> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut add = |folder: &Path, name: &str, from: &str| {
@@ -745,8 +745,18 @@ fn opt_candidates(llc: &Path, major: LlvmMajor, request: &LlcRequest, env: &Env)
     candidates
 }
 
-fn absolute(folders: Vec<PathBuf>, env: &Env) -> Vec<PathBuf> {
-    folders.iter().filter_map(|folder| env.absolute(folder).ok()).collect()
+/// The folders on PATH, absolute; a folder that is there twice, such as `/bin` as a link to `/usr/bin`, counts once.
+fn search_path(env: &Env) -> Vec<PathBuf> {
+    let mut seen = Vec::new();
+    let absolute = env.search_path().into_iter().filter_map(|folder| env.absolute(&folder).ok());
+    absolute
+        .filter(|folder| {
+            let real = probe::realpath(folder);
+            let new = !seen.contains(&real);
+            seen.push(real);
+            new
+        })
+        .collect()
 }
 
 fn opt_not_tried() -> Decision {
