@@ -3,9 +3,11 @@
 //!
 //! Start reading at `plan`: every verb works on the same `Plan`.
 
+pub mod arch;
 pub mod decision;
 pub mod env;
 pub mod error;
 pub mod llc;
 pub mod probe;
 pub mod process;
+pub mod ptx;
