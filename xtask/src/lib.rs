@@ -5,4 +5,7 @@
 
 pub mod env;
 pub mod error;
+pub mod hash;
+pub mod nar;
 pub mod process;
+pub mod progress;
