@@ -24,7 +24,7 @@ use crate::llc::Tools;
 use crate::pin::{Pin, PinnedPatch};
 use crate::process::{self, Failure};
 use crate::progress::Progress;
-use crate::ptx;
+use crate::ptx::{self, Expectation, Ptx};
 use crate::record::{self, BuildDefinition, Builder, Metadata, Resource, RunDetails, Statement};
 use crate::source::Patched;
 use crate::store::{self, Key, Kind, Store};
@@ -370,8 +370,15 @@ fn load_check(making: &Making<'_>, library: &Path, scratch: &Path) -> Result<Str
     let path = scratch.join("kiln_load_check.ptx");
     let text = fs::read_to_string(&path)
         .map_err(|error| refuse(format!("the backend wrote no PTX: {error}")).cause(output.stderr.trim()))?;
-    ptx::check(&ptx::parse(&text)?, &ptx::Expectation { arch, contraction: making.pin.kernels.contraction })
-        .map_err(|error| error.context("the load check's PTX is wrong"))?;
+    let ptx = Ptx::parse(&text);
+    let contraction_off = !making.pin.kernels.contraction;
+    let llc = &making.tools.llc;
+    ptx::check(&ptx, &Expectation { arch, contraction_off }, "the load check's PTX", &llc.path.display().to_string())?;
+    // The kernel is one product and one sum: with contraction off they must still be two operations.
+    let operations: Vec<_> = ptx.float_ops.keys().map(String::as_str).collect();
+    if contraction_off && operations != ["add.rn.f32", "mul.rn.f32"] {
+        return Err(refuse(format!("contraction is off, but `a * b + c` became {operations:?}")));
+    }
     Ok(text)
 }
 

@@ -65,7 +65,7 @@ pub fn command(program: impl AsRef<OsStr>, toolchain: &Toolchain, env: &Env) -> 
     command.env_clear();
     command.envs(env.vars().filter(|(name, value)| is_kept(name) && !value.is_empty()));
     command.env("PATH", search_path(toolchain, env)?);
-    if let Some(path) = crate::llc::child_library_path(env) {
+    if let Some(path) = crate::probe::child_library_path(env) {
         command.env("LD_LIBRARY_PATH", path);
     }
     command.env("CARGO_HOME", cargo_home(env)?);

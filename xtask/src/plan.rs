@@ -10,7 +10,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::arch::Arch;
+use crate::arch::{self, Arch, LlcCpus};
 use crate::backend::{self, Backend};
 use crate::cargo_config::{self, HostFlags};
 use crate::checkout;
@@ -21,7 +21,7 @@ use crate::env::Env;
 use crate::error::{BUG, Error, Result};
 use crate::gpu::{self, Gpus};
 use crate::host_config::{self, HostConfig};
-use crate::llc::{self, LlcRequest, Tools};
+use crate::llc::{self, Explicit, LlcRequest, Tools};
 use crate::pin::{PATCH_FOLDER, Pin, PinnedPatch};
 use crate::selection::Selection;
 use crate::source::{self, Patched};
@@ -291,7 +291,9 @@ fn resolve_llc(
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
     let llvm = &pins.pin.llvm;
-    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env, settings);
+    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
+    request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
+    request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
     request.thoroughness = thoroughness;
     request.toolchain = toolchain.map(|toolchain| llc::Toolchain {
         name: Some(pins.pin.toolchain.channel.to_string()),
@@ -378,9 +380,10 @@ pub fn resolve_arch(text: &str, tools: Option<&Tools>, gpus: Option<&Gpus>, env:
     let mut decision = Decision::new("arch");
     decision.change = Some("--arch sm_NN[a|f]".to_owned());
     let checked = || -> Result<Arch> {
-        let arch: Arch = text.parse()?;
+        let capabilities = gpus.map(Gpus::capabilities).unwrap_or_default();
+        let arch = arch::parse(text, &capabilities)?;
         if let Some(tools) = tools {
-            arch.check_known_to(&tools.llc, env)?;
+            arch.require_known_to(&LlcCpus::ask(&tools.llc.path, env)?)?;
         }
         Ok(arch)
     };

@@ -40,8 +40,6 @@ crate::codes! {
         "PROVENANCE has `archive-sha256` and the archive's bytes have another hash. Hosts sometimes compress the same \
          tree anew; the message says whether the tree is equal. If it is, record the new hash or remove \
          `archive-sha256`: the tree's hash alone decides what is built.";
-    WRONG_REVISION = "KILN-0386", Refusal, "the archive is of another revision",
-        "The archive says in its header which commit it was made from, and it is not the pinned one.";
     WRONG_LOCK = "KILN-0387", Refusal, "the lock file is not the pinned one",
         "The Cargo.lock of the patched tree has another hash than PROVENANCE records, so other crates would be built.";
     CHANGED = "KILN-0388", Refusal, "a source tree in the store was changed",
@@ -360,15 +358,7 @@ fn from_archive(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) 
         .hint("to go by the tree's hash alone, remove `archive-sha256` from [source] in PROVENANCE"));
     }
     let unpacked = unpacked?;
-    if let Some(revision) = unpacked.revision
-        && revision != source.revision
-    {
-        return Err(Error::new(
-            &WRONG_REVISION,
-            format!("{} is of revision {revision}, PROVENANCE pins {}", path.display(), source.revision),
-        )
-        .hint(format!("fetch {}/archive/{}.tar.gz", source.repository, source.revision)));
-    }
+    unpacked.check_revision(&source.revision)?;
     check_tree(source, tree, &path.display().to_string())
 }
 
@@ -393,7 +383,7 @@ fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> R
         })
     });
     let unpacked = match child.stdout.take() {
-        Some(stream) => archive::unpack_tar(stream, tree, RootRule::None, &Limits::default()),
+        Some(stream) => archive::unpack_tar(stream, tree, RootRule::Bare, &Limits::default()),
         None => Err(Error::new(&crate::error::BUG, "git has no standard output")),
     };
     let status = child.wait()?;

@@ -19,7 +19,7 @@ use crate::error::{Error, Exit, Result};
 use crate::llc::Tools;
 use crate::output;
 use crate::plan::{self, Pins, Plan, Request};
-use crate::ptx::{self, Ptx};
+use crate::ptx::{self, Expectation, Ptx};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
 
@@ -96,12 +96,12 @@ impl Build {
         for built in built {
             output::line(&format!("{}  {}", built.arch, built.binary.display()))?;
             for (path, ptx) in &built.ptx {
+                let version = ptx.version.map(|version| version.to_string()).unwrap_or_default();
                 output::line(&format!(
-                    "{}  {} (.version {}, .target {}, {} entries)",
+                    "{}  {} (.version {version}, .target {}, {} entries)",
                     built.arch,
                     path.display(),
-                    ptx.version,
-                    ptx.target,
+                    built.arch,
                     ptx.entries.len()
                 ))?;
             }
@@ -171,18 +171,12 @@ impl GpuBuild<'_> {
             return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
                 .hint(format!("run: rm -r {}, and build again", target.display())));
         }
-        let expectation = ptx::Expectation { arch: *arch, contraction: self.pins.pin.kernels.contraction };
+        let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
+        let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
         let mut checked = Vec::new();
         for path in files {
-            let ptx = ptx::parse(&fs::read_to_string(&path)?)?;
-            ptx::check(&ptx, &expectation).map_err(|error| {
-                error.context(format!(
-                    "{} is not usable; it was made by {} ({})",
-                    path.display(),
-                    self.tools.llc.path.display(),
-                    self.tools.llc.line
-                ))
-            })?;
+            let ptx = Ptx::parse(&fs::read_to_string(&path)?);
+            ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
             checked.push((path, ptx));
         }
         let binary = target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX));
