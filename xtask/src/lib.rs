@@ -3,6 +3,7 @@
 //!
 //! Start reading at `plan`: every verb works on the same `Plan`.
 
+pub mod cargo_config;
 pub mod env;
 pub mod error;
 pub mod hash;
