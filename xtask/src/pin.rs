@@ -15,7 +15,7 @@ use toml::Spanned;
 use crate::codes;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
-use crate::toml_context::excerpt;
+use crate::toml_context::{Table, excerpt};
 
 codes! {
     PIN_MISSING = "KILN-0201", Machine, "PROVENANCE is missing",
@@ -326,12 +326,12 @@ fn with_crlf(lf: &[u8]) -> Vec<u8> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawPin {
-    source: Source,
+    source: Table<Source>,
     #[serde(default)]
-    patch: Vec<RawPatch>,
-    toolchain: Toolchain,
-    llvm: RawLlvm,
-    kernels: Kernels,
+    patch: Vec<Table<RawPatch>>,
+    toolchain: Table<Toolchain>,
+    llvm: Table<RawLlvm>,
+    kernels: Table<Kernels>,
 }
 
 #[derive(Deserialize)]
@@ -353,7 +353,7 @@ struct RawLlvm {
 impl RawPin {
     fn check(self) -> Result<Pin, (Range<usize>, String)> {
         let mut patches: Vec<Patch> = Vec::new();
-        for patch in self.patch {
+        for Table(patch) in self.patch {
             let RawPatch { file, sha256, reason, upstream } = patch;
             let span = file.span();
             let file = file.into_inner();
@@ -367,8 +367,9 @@ impl RawPin {
         }
 
         let mut verified = Vec::new();
-        let all = self.llvm.verified.span();
-        for major in self.llvm.verified.into_inner() {
+        let Table(llvm) = self.llvm;
+        let all = llvm.verified.span();
+        for major in llvm.verified.into_inner() {
             if verified.contains(major.get_ref()) {
                 return Err((major.span(), format!("LLVM {} is listed twice", major.get_ref())));
             }
@@ -377,19 +378,19 @@ impl RawPin {
         if verified.is_empty() {
             return Err((all, "no LLVM major is verified, expected at least the preferred one".to_owned()));
         }
-        let preferred = *self.llvm.preferred.get_ref();
+        let preferred = *llvm.preferred.get_ref();
         if !verified.contains(&preferred) {
             let listed = verified.iter().map(LlvmMajor::to_string).collect::<Vec<_>>().join(", ");
             let message = format!("the preferred LLVM {preferred} is not among the verified ones ({listed})");
-            return Err((self.llvm.preferred.span(), message));
+            return Err((llvm.preferred.span(), message));
         }
 
         Ok(Pin {
-            source: self.source,
+            source: self.source.0,
             patches,
-            toolchain: self.toolchain,
+            toolchain: self.toolchain.0,
             llvm: Llvm { preferred, verified },
-            kernels: self.kernels,
+            kernels: self.kernels.0,
         })
     }
 }
@@ -731,6 +732,18 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
            |              ^^^^^^^^^^^
         19 |
         "#);
+    }
+
+    #[test]
+    fn an_array_is_no_table() {
+        let text = VALID.replace("[llvm]\npreferred = 22\nverified = [22]\n", "");
+        assert_snapshot!(parse(&format!("llvm = [22, [22]]\n{text}")).unwrap_err().to_string(), @"
+        PROVENANCE:1:8: invalid type: sequence, expected a table
+          |
+        1 | llvm = [22, [22]]
+          |        ^^^^^^^^^^
+        2 | [source]
+        ");
     }
 
     #[test]

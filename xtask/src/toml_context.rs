@@ -2,9 +2,36 @@
 //!
 //! Syntax errors, type errors and errors of our own about a value all look the same.
 
+use std::fmt;
 use std::fmt::Write as _;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::Path;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+
+/// A struct that is written as a table and nothing else: serde alone would also fill it from an array, by position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Table<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyTable<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyTable<T> {
+            type Value = Table<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Table<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Table)
+            }
+        }
+        deserializer.deserialize_map(OnlyTable(PhantomData))
+    }
+}
 
 /// `message` about `span` (byte offsets into `text`, the content of `file`), with the lines around it.
 pub fn excerpt(file: &Path, text: &str, span: Range<usize>, message: &str) -> String {
