@@ -12,7 +12,7 @@ use std::thread;
 
 use crate::arch::{self, Arch, LlcCpus};
 use crate::backend::{self, Backend};
-use crate::cargo_config::{self, HostFlags};
+use crate::cargo_config::{CargoConfig, HostFlags};
 use crate::checkout;
 use crate::cli::Common;
 use crate::cuda::{self, Toolkit};
@@ -354,8 +354,14 @@ fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env
     let Some(toolchain) = toolchain else { return depends("host-flags", "rustc") };
     let mut decision = Decision::new("host-flags");
     decision.change = Some("edit the Cargo configuration named above, then run: cargo xtask setup".to_owned());
-    match cargo_config::host_flags(workspace, env, &toolchain.rustc(), &toolchain.version.host) {
-        Ok(flags) => {
+    let read = || -> Result<(HostFlags, Vec<String>)> {
+        let config = CargoConfig::load(workspace, env)?;
+        let flags = config.host_flags(&toolchain.rustc(), &toolchain.version.host)?;
+        let overrides = config.overrides().iter().map(|found| format!("cleared for our builds: {found}")).collect();
+        Ok((flags, overrides))
+    };
+    match read() {
+        Ok((flags, overrides)) => {
             decision.chosen = Some(if flags.flags.is_empty() {
                 "none".to_owned()
             } else {
@@ -369,6 +375,7 @@ fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env
                 format!("Cargo itself would use them: {}", origins.join("; "))
             };
             decision.notes.clone_from(&flags.warnings);
+            decision.notes.extend(overrides);
             Resolved { decision, value: Some(flags) }
         }
         Err(error) => failed(decision, error),
