@@ -4,9 +4,11 @@
 //! Start reading at `plan`: every verb works on the same `Plan`.
 
 pub mod arch;
+pub mod cuda;
 pub mod decision;
 pub mod env;
 pub mod error;
+pub mod gpu;
 pub mod llc;
 pub mod probe;
 pub mod process;
