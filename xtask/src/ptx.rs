@@ -114,9 +114,12 @@ impl Serialize for CudaVersion {
     }
 }
 
+/// A version before and after its dot.
+type Pair = (u32, u32);
+
 /// CUDA release to the PTX version that it introduced. A table, since the two are not proportional: 12.5 and 12.6 are
 /// both PTX 8.5. Source: the release notes in NVIDIA's "PTX ISA" document.
-static PTX_OF_CUDA: &[((u32, u32), (u32, u32))] = &[
+static PTX_OF_CUDA: &[(Pair, Pair)] = &[
     ((10, 0), (6, 3)),
     ((10, 1), (6, 4)),
     ((10, 2), (6, 5)),
