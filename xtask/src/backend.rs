@@ -401,7 +401,7 @@ fn compiler(making: &Making<'_>, library: &Path) -> Result<Command> {
 
 /// Loads the published backend into rustc, which proves that the two fit; nothing is compiled.
 pub fn load(backend: &Resolved<Backend>, toolchain: &Resolved<Toolchain>, env: &Env) -> Decision {
-    let mut decision = Decision::new("backend-load");
+    let mut decision = Decision::new("backend_load");
     decision.change = Some("cargo xtask setup".to_owned());
     let (Some(backend), Some(toolchain)) = (&backend.value, &toolchain.value) else {
         decision.why = "not checked: it depends on the backend and rustc".to_owned();

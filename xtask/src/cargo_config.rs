@@ -546,6 +546,16 @@ impl fmt::Display for Origin {
     }
 }
 
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Variable(name) => write!(f, "{name}={}", self.value),
+            Place::File(_) => write!(f, "{} = {:?} in {}", self.key, self.value, self.place),
+        }?;
+        self.problem.as_ref().map_or(Ok(()), |problem| write!(f, " ({problem})"))
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

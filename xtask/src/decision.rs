@@ -79,6 +79,15 @@ pub enum Verdict {
     NotTried(String),
 }
 
+/// How much a resolver looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thoroughness {
+    /// Stop at the first candidate that nothing can beat. The choice is the same as with `All`.
+    First,
+    /// Examine every candidate, for `doctor`.
+    All,
+}
+
 /// Why a decision stops a build: an [`Error`] that can be kept, cloned and printed as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Problem {

@@ -14,6 +14,7 @@ use std::thread;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+pub use crate::decision::Thoroughness;
 use crate::decision::{Decision, Resolved, Verdict};
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -199,15 +200,6 @@ impl Explicit {
         let from = format!("{variable} in .cargo/cuda-oxide.toml");
         Some(Explicit { value: value.into(), from })
     }
-}
-
-/// How much to look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thoroughness {
-    /// Stop at the first candidate that nothing can beat. The choice is the same as with `All`.
-    First,
-    /// Examine every candidate, for `doctor`.
-    All,
 }
 
 /// What to look for, and where.

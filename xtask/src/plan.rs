@@ -15,11 +15,11 @@ use crate::backend::{self, Backend};
 use crate::cargo_config::{CargoConfig, HostFlags};
 use crate::checkout;
 use crate::cli::Common;
-use crate::cuda::{self, Toolkit};
+use crate::cuda::{self, CudaRequest, LibClang, Ptxas, Toolkit};
 use crate::decision::{Decision, Problem, Resolved, Thoroughness, Verdict};
 use crate::env::Env;
 use crate::error::{BUG, Error, Result};
-use crate::gpu::{self, Gpus};
+use crate::gpu::{self, GpuRequest, Gpus};
 use crate::host_config::{self, HostConfig};
 use crate::llc::{self, Explicit, LlcRequest, Tools};
 use crate::pin::{PATCH_FOLDER, Pin, PinnedPatch};
@@ -96,8 +96,10 @@ pub struct Plan {
     pub checkout: Resolved<checkout::Expected>,
     /// The CUDA toolkit.
     pub cuda: Resolved<Toolkit>,
+    /// The assembler that can check PTX; a build needs none.
+    pub ptxas: Resolved<Ptxas>,
     /// The libclang that reads cuda.h.
-    pub libclang: Resolved<PathBuf>,
+    pub libclang: Resolved<LibClang>,
     /// The driver and its cards; a build needs none.
     pub gpu: Resolved<Gpus>,
 }
@@ -115,47 +117,50 @@ impl Plan {
         // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
         let settings = host_config::settings(&checkout::host_config_path(workspace)).unwrap_or_default();
 
-        thread::scope(|scope| {
+        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) = thread::scope(|scope| {
             let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
             let cuda = scope.spawn(|| {
-                let cuda = guarded("cuda", || cuda::find_toolkit(&cuda::ToolkitRequest::new(env, &settings), env));
-                let libclang = guarded("libclang", || cuda::find_libclang(env, &settings));
-                (cuda, libclang)
+                let request = CudaRequest::new(settings.clone());
+                let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
+                let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
+                let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
+                (toolkit, ptxas, libclang)
             });
-            let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(env)));
-
+            let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(&GpuRequest::default(), env)));
             let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
             let toolchain = rustc.value.as_ref();
-            let llc = scope.spawn({
-                let (pins, settings) = (&pins, &settings);
-                move || resolve_llc(pins, toolchain, settings, request.thoroughness, env)
+            let (llc, host_flags, backend) = thread::scope(|scope| {
+                let llc = scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
+                let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
+                let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
+                (llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt"))), host_flags, backend)
             });
-            let host_flags = guarded("host-flags", || resolve_host_flags(toolchain, workspace, env));
-            let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
-
-            let source = finished("source", source.join());
-            let checkout = guarded("checkout", || {
-                checkout::resolve(workspace, pins.value.as_ref(), toolchain, &source, &backend, &host_flags)
-            });
-            let (llc, opt) = llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt")));
-            let (cuda, libclang) = cuda.join().unwrap_or_else(|_| (crashed("cuda"), crashed("libclang")));
-            let gpu = finished("gpu", gpu.join());
-            Plan {
-                workspace: workspace.to_owned(),
-                pins,
-                store,
-                rustc,
-                llc,
-                opt,
-                source,
-                backend,
-                host_flags,
-                checkout,
-                cuda,
-                libclang,
-                gpu,
-            }
-        })
+            let cuda = cuda
+                .join()
+                .unwrap_or_else(|_| (crashed("cuda_toolkit"), crashed("ptxas"), crashed("libclang")));
+            let gpu = gpu.join().unwrap_or_else(|_| crashed("gpu"));
+            (source.join().unwrap_or_else(|_| crashed("source")), cuda, gpu, rustc, llc, host_flags, backend)
+        });
+        let checkout = guarded("checkout", || {
+            let (pins, toolchain) = (pins.value.as_ref(), rustc.value.as_ref());
+            checkout::resolve(workspace, pins, toolchain, &source, &backend, &host_flags)
+        });
+        Plan {
+            workspace: workspace.to_owned(),
+            pins,
+            store,
+            rustc,
+            llc,
+            opt,
+            source,
+            backend,
+            host_flags,
+            checkout,
+            cuda,
+            ptxas,
+            libclang,
+            gpu,
+        }
     }
 
     /// Every decision, in the order in which a build needs them.
@@ -171,6 +176,7 @@ impl Plan {
             &self.host_flags.decision,
             &self.checkout.decision,
             &self.cuda.decision,
+            &self.ptxas.decision,
             &self.libclang.decision,
             &self.gpu.decision,
         ]
@@ -185,10 +191,6 @@ impl Plan {
 /// Runs a resolver; if it panics, the panic becomes the decision's problem and the other checks go on.
 fn guarded<T>(subject: &'static str, resolve: impl FnOnce() -> Resolved<T>) -> Resolved<T> {
     panic::catch_unwind(AssertUnwindSafe(resolve)).unwrap_or_else(|_| crashed(subject))
-}
-
-fn finished<T>(subject: &'static str, result: thread::Result<Resolved<T>>) -> Resolved<T> {
-    result.unwrap_or_else(|_| crashed(subject))
 }
 
 fn crashed<T>(subject: &'static str) -> Resolved<T> {
@@ -291,7 +293,9 @@ fn resolve_llc(
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
     let llvm = &pins.pin.llvm;
-    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
+    let major = |major: &crate::pin::LlvmMajor| llc::LlvmMajor(u32::from(major.number()));
+    let verified: Vec<_> = llvm.verified.iter().map(major).collect();
+    let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
     request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
     request.thoroughness = thoroughness;
@@ -351,8 +355,8 @@ fn resolve_backend(
 }
 
 fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env) -> Resolved<HostFlags> {
-    let Some(toolchain) = toolchain else { return depends("host-flags", "rustc") };
-    let mut decision = Decision::new("host-flags");
+    let Some(toolchain) = toolchain else { return depends("host_flags", "rustc") };
+    let mut decision = Decision::new("host_flags");
     decision.change = Some("edit the Cargo configuration named above, then run: cargo xtask setup".to_owned());
     let read = || -> Result<(HostFlags, Vec<String>)> {
         let config = CargoConfig::load(workspace, env)?;
@@ -401,7 +405,8 @@ pub fn resolve_arch(text: &str, tools: Option<&Tools>, gpus: Option<&Gpus>, env:
                 Some(tools) => format!("{} knows it", tools.llc.path.display()),
                 None => "it is well spelt; no llc was chosen that could be asked".to_owned(),
             };
-            decision.notes.extend(gpus.into_iter().flat_map(|gpus| gpus.notes_on(&arch)));
+            decision.notes.extend(arch.lock_note());
+            decision.notes.extend(gpus.into_iter().flat_map(|gpus| gpu::predict(gpus, arch, arch.min_ptx())));
             Resolved { decision, value: Some(arch) }
         }
         Err(error) => failed(decision, error),

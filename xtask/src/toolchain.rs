@@ -9,7 +9,7 @@ use std::process::Command;
 
 use fs_err as fs;
 
-use crate::decision::{Decision, Resolved, Verdict};
+use crate::decision::{Decision, Resolved, Thoroughness, Verdict};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::process::{self, Failure, PROBE_LIMIT};
@@ -111,15 +111,6 @@ impl Toolchain {
     pub fn host_lib(&self) -> PathBuf {
         self.sysroot.join("lib/rustlib").join(&self.version.host).join("lib")
     }
-}
-
-/// How many candidates are examined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thoroughness {
-    /// Stop at the first that qualifies: for verbs that only need it.
-    First,
-    /// Examine all, to explain each: for doctor.
-    All,
 }
 
 /// Where the user or an earlier setup named a toolchain.

@@ -354,10 +354,11 @@ fn g8_doctor_survives_a_machine_where_everything_is_broken() {
             "opt",
             "source",
             "backend",
-            "backend-load",
-            "host-flags",
+            "backend_load",
+            "host_flags",
             "checkout",
-            "cuda",
+            "cuda_toolkit",
+            "ptxas",
             "libclang",
             "gpu"
         ]

@@ -1,6 +1,7 @@
 //! `build`: the CPU engine and its self-test on any machine; with `--arch`, the GPU engine with the verified toolchain.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -12,7 +13,7 @@ use crate::arch::Arch;
 use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
-use crate::cuda::Toolkit;
+use crate::cuda::{LibClang, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
@@ -119,7 +120,7 @@ struct GpuBuild<'a> {
     tools: &'a Tools,
     backend: &'a Backend,
     cuda: &'a Toolkit,
-    libclang: &'a Path,
+    libclang: &'a LibClang,
 }
 
 struct Built {
@@ -200,8 +201,8 @@ impl GpuBuild<'_> {
         let mut command = child::command(program, self.toolchain, self.env)?;
         command.current_dir(self.workspace).stdin(Stdio::null());
         command.env("RUSTC_BOOTSTRAP", "1");
-        command.envs(self.cuda.build_environment(self.env)?);
-        command.env("LIBCLANG_PATH", self.libclang);
+        command.env("CUDA_TOOLKIT_PATH", &self.cuda.root).env("LIBCLANG_PATH", &self.libclang.folder);
+        command.env("LIBRARY_PATH", library_path(&self.cuda.link, self.env)?);
         Ok(command)
     }
 
@@ -227,6 +228,16 @@ impl GpuBuild<'_> {
         command.arg("--target-dir").arg(target);
         succeed(&mut command, "cargo clean")
     }
+}
+
+/// Where the linker looks: the user's own folders first, the toolkit's stubs last.
+fn library_path(link: &Path, env: &Env) -> Result<OsString> {
+    let own = env.var("LIBRARY_PATH").map(std::env::split_paths).into_iter().flatten();
+    let folders = own.filter(|folder| !folder.as_os_str().is_empty()).chain([link.to_owned()]);
+    std::env::join_paths(folders).map_err(|error| {
+        Error::new(&child::BAD_PATH_ELEMENT, format!("cannot search {} for libraries: {error}", link.display()))
+            .hint("move the toolkit to a folder without this character")
+    })
 }
 
 fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
