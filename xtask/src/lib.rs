@@ -3,10 +3,12 @@
 //!
 //! Start reading at `plan`: every verb works on the same `Plan`.
 
+pub mod atomic;
 pub mod cargo_config;
 pub mod env;
 pub mod error;
 pub mod hash;
 pub mod pin;
 pub mod process;
+pub mod selection;
 pub mod toml_context;
