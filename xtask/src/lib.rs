@@ -8,6 +8,7 @@ pub mod cargo_config;
 pub mod env;
 pub mod error;
 pub mod hash;
+pub mod host_config;
 pub mod pin;
 pub mod process;
 pub mod selection;
