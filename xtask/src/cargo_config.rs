@@ -220,7 +220,7 @@ impl<'a> CargoConfig<'a> {
                 let message = format!("{} is a folder, expected a config file", file.display());
                 return Err(Error::new(&CARGO_CONFIG_INVALID, message).hint("remove or rename the folder"));
             }
-            read => read?,
+            read => read.map_err(|error| Error::from(error).hint("Cargo must read this file, too"))?,
         };
         let text = str::from_utf8(&bytes).map_err(|error| {
             let message =

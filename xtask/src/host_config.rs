@@ -53,7 +53,7 @@ pub struct HostConfig {
     pub env: BTreeMap<String, String>,
 }
 
-/// What [`write`] did.
+/// What [`write()`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Whether the file has another content now.
