@@ -220,7 +220,7 @@ impl<'a> CargoConfig<'a> {
                 let message = format!("{} is a folder, expected a config file", file.display());
                 return Err(Error::new(&CARGO_CONFIG_INVALID, message).hint("remove or rename the folder"));
             }
-            read => read?,
+            read => read.map_err(|error| Error::from(error).hint("Cargo must read this file, too"))?,
         };
         let text = str::from_utf8(&bytes).map_err(|error| {
             let message =
@@ -394,11 +394,9 @@ impl<'a> CargoConfig<'a> {
         command.args(["-", "--crate-name", "___", "--print=cfg", "-Wwarnings"]);
         command.args(flags.iter().flat_map(|origin| &origin.flags).filter(|flag| !flag.is_empty()));
         let failed = |why: String| {
-            let from: Vec<_> = flags.iter().map(Origin::to_string).collect();
-            let given = if from.is_empty() { "none".to_owned() } else { from.join("; ") };
-            Error::new(&CFG_QUERY, format!("`{} --print=cfg` {why}", rustc.display()))
-                .cause(format!("host flags: {given}"))
-                .hint("mend the flag in the file or variable named above")
+            let error = Error::new(&CFG_QUERY, format!("`{} --print=cfg` {why}", rustc.display()));
+            let given = flags.iter().map(|origin| format!("host flags {:?} from {origin}", origin.flags));
+            given.fold(error, Error::cause).hint("mend the flag, or the path of rustc")
         };
         let output =
             process::output(&mut command, process::PROBE_LIMIT).map_err(|failure| match failure {
@@ -432,7 +430,8 @@ impl Override {
         let written = Path::new(&value);
         let is_bare = !value.contains('/');
         let program = match base {
-            Some(base) if !is_bare => base.join(written),
+            // Collected anew, which drops every `.`.
+            Some(base) if !is_bare => base.join(written).components().collect(),
             _ => written.to_owned(),
         };
         let is_found = if is_bare {
@@ -929,10 +928,10 @@ rustflags = '--cfg bar'
         assert_eq!(resolved.flags, ["--cfg", "b"]);
         let case = Case::new().app(TRIPLE_AND_CFG_AND_BUILD);
         let error = host_flags(&case.root(), &case.env(), nowhere, &TRIPLE).unwrap_err();
-        assert_snapshot!(case.shown(&error.to_string()), @"
+        assert_snapshot!(case.shown(&error.to_string()), @r#"
         `/no/such/rustc --print=cfg` could not be started: No such file or directory (os error 2)
-          caused by: host flags: []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
-        ");
+          caused by: host flags ["--cfg", "a"] from []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
+        "#);
     }
 
     #[test]
@@ -940,11 +939,11 @@ rustflags = '--cfg bar'
         let text =
             "[target.TRIPLE]\nrustflags = ['-Cno-such=1']\n[target.'cfg(unix)']\nrustflags = '--cfg b'\n";
         let case = Case::new().app(text);
-        assert_snapshot!(case.error().replace(&rustc().display().to_string(), "rustc"), @"
-        KILN-0212: `/root/.rustup/toolchains/stable-TRIPLE/bin/rustc --print=cfg` failed: error: unknown codegen option: `no-such`
-          caused by: host flags: []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
-        hint: mend the flag in the file or variable named above
-        ");
+        assert_snapshot!(case.error().replace(&case.shown(&rustc().display().to_string()), "rustc"), @r#"
+        KILN-0212: `rustc --print=cfg` failed: error: unknown codegen option: `no-such`
+          caused by: host flags ["-Cno-such=1"] from []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
+        hint: mend the flag, or the path of rustc
+        "#);
     }
 
     #[test]
@@ -1161,7 +1160,7 @@ rustflags = '--cfg bar'
         assert_snapshot!(case.shown(&lines.join("\n")), @r#"
         * Rustc: CARGO_BUILD_RUSTC CARGO_BUILD_RUSTC = "/no/such/rustc" -> "/no/such/rustc", /no/such/rustc does not exist or is not a file
         - Rustc: []/outer/app/.cargo/config.toml build.rustc = "my-rustc" -> "my-rustc", is not on PATH
-        * RustcWrapper: RUSTC_WRAPPER RUSTC_WRAPPER = "./no/such" -> "[]/./no/such", []/./no/such does not exist or is not a file
+        * RustcWrapper: RUSTC_WRAPPER RUSTC_WRAPPER = "./no/such" -> "[]/no/such", []/no/such does not exist or is not a file
         - RustcWrapper: []/outer/app/.cargo/config.toml build.rustc-wrapper = "tools/w" -> "[]/outer/app/tools/w", fine
         - RustcWrapper: []/home/config.toml build.rustc-wrapper = "sccache" -> "sccache", is not on PATH
         * RustcWorkspaceWrapper: RUSTC_WORKSPACE_WRAPPER RUSTC_WORKSPACE_WRAPPER = "" -> "", fine
