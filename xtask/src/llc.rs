@@ -230,12 +230,17 @@ pub struct LlcRequest {
 }
 
 impl LlcRequest {
-    /// A request that honours the variables in `env` and searches PATH and the usual folders.
-    pub fn new(preferred: LlvmMajor, verified: &[LlvmMajor], env: &Env) -> Self {
-        let none = BTreeMap::new();
+    /// A request that honours the variables in `env`, then `settings` (the `[env]` of `.cargo/cuda-oxide.toml`, as
+    /// far as the user wrote it), and searches PATH and the usual folders.
+    pub fn new(
+        preferred: LlvmMajor,
+        verified: &[LlvmMajor],
+        settings: &BTreeMap<String, String>,
+        env: &Env,
+    ) -> Self {
         let mut request = LlcRequest {
-            llc: Explicit::of("CUDA_OXIDE_LLC", env, &none),
-            opt: Explicit::of("CUDA_OXIDE_OPT", env, &none),
+            llc: Explicit::of("CUDA_OXIDE_LLC", env, settings),
+            opt: Explicit::of("CUDA_OXIDE_OPT", env, settings),
             toolchain: None,
             preferred,
             verified: verified.to_vec(),
@@ -806,6 +811,7 @@ pub(crate) mod tests {
     use crate::decision::Candidate;
     use crate::probe::tests::{executable, script};
     use fs_err::os::unix::fs::symlink;
+    use proptest::prelude::*;
 
     const PTX: &str = "    nvptx       - NVIDIA PTX 32-bit\n    nvptx64     - NVIDIA PTX 64-bit\n";
 
@@ -1325,5 +1331,14 @@ pub(crate) mod tests {
                 other.display()
             )
         );
+    }
+
+    proptest! {
+        #[test]
+        fn no_banner_panics(text in "\\PC*|(LLVM version |[0-9]{1,12}|[.]|git|rc|[ \n-]|Registered Targets:\n)*") {
+            if let Ok(banner) = parse_banner(&text) {
+                prop_assert!(banner.version.full.starts_with(|c: char| c.is_ascii_digit()));
+            }
+        }
     }
 }

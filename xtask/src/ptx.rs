@@ -298,6 +298,26 @@ pub fn check(ptx: &Ptx, expected: &Expectation, name: &str, llc: &str) -> Result
     Ok(())
 }
 
+/// What llc complained about on standard error, though it may have exited with 0, and what that means.
+pub fn llc_complaint(stderr: &str) -> Option<String> {
+    let meaning = |line: &str| {
+        Some(if line.contains("is not a recognized processor") {
+            "this llc does not know the architecture, and writes PTX of an old version"
+        } else if line.contains("is not a recognized feature") {
+            "this llc does not know the feature, and ignores it"
+        } else if line.contains("Unknown command line argument") {
+            "this llc has another set of options than the verified majors"
+        } else if line.contains("cannot be lowered") || line.contains("Cannot select") {
+            "this llc does not know the intrinsic"
+        } else if line.contains("Minimum required PTX version") {
+            "the PTX version that was asked for is too low for the architecture"
+        } else {
+            return None;
+        })
+    };
+    stderr.lines().find_map(|line| Some(format!("{} ({})", line.trim(), meaning(line)?)))
+}
+
 /// Predicts whether a driver can load PTX of `version`.
 ///
 /// # Errors
@@ -571,6 +591,26 @@ mod tests {
         check(&Ptx::parse(&shared), &expect("sm_90"), "k.ptx", "llc").unwrap();
         let defined = format!("{}\n.visible .func __nv_expf()\n{{\nret;\n}}\n", declare("__nv_expf"));
         check(&Ptx::parse(&defined), &expect("sm_90"), "k.ptx", "llc").unwrap();
+    }
+
+    #[test]
+    fn f1_f9_complaints_of_llc_are_explained() {
+        let complaint = |text: &str| llc_complaint(&format!("first\n{text}\nlast\n"));
+        assert_eq!(
+            complaint("'SM_86' is not a recognized processor for this target (ignoring processor)").unwrap(),
+            "'SM_86' is not a recognized processor for this target (ignoring processor) (this llc does not know the \
+             architecture, and writes PTX of an old version)"
+        );
+        assert!(
+            complaint("llc: Unknown command line argument '-fp-contract=off'.")
+                .unwrap()
+                .contains("set of options")
+        );
+        assert!(
+            complaint("'+ptx999' is not a recognized feature for this target (ignoring feature)").is_some()
+        );
+        assert!(complaint("call to unknown intrinsic 'x' cannot be lowered by the NVPTX backend").is_some());
+        assert_eq!(complaint("warning: something"), None);
     }
 
     #[test]
