@@ -310,9 +310,14 @@ mod tests {
             assert_eq!(resolved.decision.why.replace(&tool.display().to_string(), "SMI"), why);
             assert_eq!(resolved.value.unwrap(), Gpus::default());
         }
-        for line in
-            ["NVIDIA H200, [N/A], 580.1", "name, compute_cap, driver_version", "8.6", ", 8.6, 550.1", "x"]
-        {
+        for line in [
+            "NVIDIA H200, [N/A], 580.1",
+            "NVIDIA H200, 9.0, [N/A]",
+            "name, compute_cap, driver_version",
+            "8.6",
+            ", 8.6, 550.1",
+            "x",
+        ] {
             let resolved = listing(line);
             assert!(resolved.value.unwrap().gpus.is_empty(), "{line}");
             assert!(resolved.decision.why.ends_with(line), "{}", resolved.decision.why);

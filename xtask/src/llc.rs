@@ -933,6 +933,9 @@ pub(crate) mod tests {
             ("23.1.0-rust-1.100.0-nightly", 23, false),
             ("23.1.0-rc2", 23, true),
             ("22.1.8", 22, false),
+            // The development branch of LLVM 22, without a word; before LLVM 18 such a number was a release.
+            ("22.0.0", 22, true),
+            ("17.0.0", 17, false),
         ];
         for (full, major, unreleased) in cases {
             let banner = format!("LLVM (http://llvm.org/):\n  LLVM version {full}\n");
@@ -962,7 +965,7 @@ pub(crate) mod tests {
         for bad in ["2.2", "220.1.0", "2"] {
             let world = World::new();
             world.tool("bin/llc-22", bad);
-            world.tool("bin/opt-22", bad);
+            world.tool("bin/opt", bad);
             assert!(world.find().llc.value.is_none(), "{bad}");
         }
         for bad in
@@ -1233,11 +1236,26 @@ pub(crate) mod tests {
     #[test]
     fn a14_an_llc_with_an_opt_is_taken_over_one_without() {
         let mut world = World::new();
+        world.request.verified = vec![LlvmMajor(22), LlvmMajor(21)];
+        world.tool("bin/llc-22", "22.1.8");
+        world.tool("bin/llc-21", "21.1.8");
+        world.tool("bin/opt", "21.1.8");
+        let choice = world.find();
+        assert_eq!(choice.llc.value.unwrap().llc.path, world.at("bin/llc-21"));
+        assert_eq!(
+            world.reasons(&choice.llc.decision)[0],
+            "bin/llc-22 [PATH] rejected: no opt of LLVM 22, the major of bin/llc-22, was found; bin/opt: is LLVM 21 \
+             (Debian LLVM version 21.1.8); llc is LLVM 22"
+        );
+    }
+
+    #[test]
+    fn a14_an_opt_in_a_usual_folder_serves_any_llc_of_its_major() {
+        let mut world = World::new();
         world.request.folders = vec![world.at("usual/bin")];
         world.tool("bin/llc-22", "22.1.8");
         world.tool("usual/bin/llc", "22.1.7");
         let opt = world.tool("usual/bin/opt", "22.1.7");
-        // The opt in a usual folder serves any llc of its major.
         let choice = world.find();
         assert_eq!(choice.llc.value.unwrap().opt.path, opt);
         assert_eq!(choice.opt.notes, ["opt is 22.1.7 and llc is 22.1.8, both LLVM 22"]);
