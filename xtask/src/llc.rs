@@ -230,17 +230,13 @@ pub struct LlcRequest {
 }
 
 impl LlcRequest {
-    /// A request that honours the variables in `env`, then `settings` (the `[env]` of `.cargo/cuda-oxide.toml`, as
-    /// far as the user wrote it), and searches PATH and the usual folders.
-    pub fn new(
-        preferred: LlvmMajor,
-        verified: &[LlvmMajor],
-        settings: &BTreeMap<String, String>,
-        env: &Env,
-    ) -> Self {
+    /// A request that honours the variables in `env` and searches PATH and the usual folders. For the user's own
+    /// `[env]` of `.cargo/cuda-oxide.toml` set `llc` and `opt` by [`Explicit::of`].
+    pub fn new(preferred: LlvmMajor, verified: &[LlvmMajor], env: &Env) -> Self {
+        let none = BTreeMap::new();
         let mut request = LlcRequest {
-            llc: Explicit::of("CUDA_OXIDE_LLC", env, settings),
-            opt: Explicit::of("CUDA_OXIDE_OPT", env, settings),
+            llc: Explicit::of("CUDA_OXIDE_LLC", env, &none),
+            opt: Explicit::of("CUDA_OXIDE_OPT", env, &none),
             toolchain: None,
             preferred,
             verified: verified.to_vec(),
