@@ -159,11 +159,11 @@ impl Arch {
             return Ok(());
         }
         let newest = cpus.names.iter().filter_map(|name| number_of(name)).max();
-        let newest = newest.map_or_else(|| "none".to_owned(), |base| format!("sm_{base}"));
-        let error = Error::new(
-            &LLC_TOO_OLD,
-            format!("{self} is not known to {}, whose newest architecture is {newest}", cpus.llc),
-        );
+        let listed = match newest {
+            Some(newest) if newest < self.base => format!(", whose newest architecture is sm_{newest}"),
+            _ => format!(" (its -mcpu=help does not list {self})"),
+        };
+        let error = Error::new(&LLC_TOO_OLD, format!("{self} is not known to {}{listed}", cpus.llc));
         let other = pair(self.base).map(|base| Arch { base, ..self }).filter(|other| cpus.knows(*other));
         Err(match other {
             Some(other) => error.cause(pair_note()).hint(format!("--arch {other}, for the same chip")),
@@ -576,6 +576,7 @@ mod tests {
             let error = parse(arch, &[]).unwrap().require_known_to(cpus).unwrap_err();
             assert_eq!(error.hint_text().unwrap(), format!("--arch {other}, for the same chip"));
             assert_eq!(error.causes(), [pair_note()]);
+            assert_eq!(error.exit().status(), 1);
         }
     }
 

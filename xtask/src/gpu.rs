@@ -71,6 +71,11 @@ impl Gpus {
     pub fn capabilities(&self) -> Vec<Capability> {
         self.gpus.iter().map(|gpu| gpu.capability).collect()
     }
+
+    /// What a user should know who builds for `arch` on this machine: where its PTX does not run.
+    pub fn notes_on(&self, arch: &Arch) -> Vec<String> {
+        arch.lock_note().into_iter().chain(predict(self, *arch, arch.min_ptx())).collect()
+    }
 }
 
 /// Asks for the GPUs. Never a problem: an unknown GPU is a fact that the decision tells.
@@ -310,9 +315,14 @@ mod tests {
             assert_eq!(resolved.decision.why.replace(&tool.display().to_string(), "SMI"), why);
             assert_eq!(resolved.value.unwrap(), Gpus::default());
         }
-        for line in
-            ["NVIDIA H200, [N/A], 580.1", "name, compute_cap, driver_version", "8.6", ", 8.6, 550.1", "x"]
-        {
+        for line in [
+            "NVIDIA H200, [N/A], 580.1",
+            "NVIDIA H200, 9.0, [N/A]",
+            "name, compute_cap, driver_version",
+            "8.6",
+            ", 8.6, 550.1",
+            "x",
+        ] {
             let resolved = listing(line);
             assert!(resolved.value.unwrap().gpus.is_empty(), "{line}");
             assert!(resolved.decision.why.ends_with(line), "{}", resolved.decision.why);
@@ -359,6 +369,16 @@ mod tests {
             warnings,
             [
                 "GPU: sm_90a is locked to capability 9.0, and the GPU has 8.6; PTX for an `a` architecture runs on no other"
+            ]
+        );
+        assert_eq!(
+            gpus("8.6", "12.0").notes_on(&"sm_120a".parse().unwrap()),
+            [
+                "sm_120a is locked to capability 12.0: it runs on no other GPU",
+                "GPU: sm_120a is locked to capability 12.0, and the GPU has 8.6; PTX for an `a` architecture runs on \
+                 no other",
+                "the driver supports CUDA 12.0, which accepts PTX up to 8.0; PTX 8.7 would fail with \
+                 CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
             ]
         );
         assert!(predict(&gpus("8.6", "13.0"), "sm_86".parse().unwrap(), PtxIsa::new(7, 1)).is_empty());

@@ -222,7 +222,8 @@ pub struct LlcRequest {
 }
 
 impl LlcRequest {
-    /// A request that honours the variables in `env` and searches PATH and the usual folders.
+    /// A request that honours the variables in `env` and searches PATH and the usual folders. For the user's own
+    /// `[env]` of `.cargo/cuda-oxide.toml` set `llc` and `opt` by [`Explicit::of`].
     pub fn new(preferred: LlvmMajor, verified: &[LlvmMajor], env: &Env) -> Self {
         let none = BTreeMap::new();
         let mut request = LlcRequest {
@@ -798,6 +799,7 @@ pub(crate) mod tests {
     use crate::decision::Candidate;
     use crate::probe::tests::{executable, script};
     use fs_err::os::unix::fs::symlink;
+    use proptest::prelude::*;
 
     const PTX: &str = "    nvptx       - NVIDIA PTX 32-bit\n    nvptx64     - NVIDIA PTX 64-bit\n";
 
@@ -919,6 +921,9 @@ pub(crate) mod tests {
             ("23.1.0-rust-1.100.0-nightly", 23, false),
             ("23.1.0-rc2", 23, true),
             ("22.1.8", 22, false),
+            // The development branch of LLVM 22, without a word; before LLVM 18 such a number was a release.
+            ("22.0.0", 22, true),
+            ("17.0.0", 17, false),
         ];
         for (full, major, unreleased) in cases {
             let banner = format!("LLVM (http://llvm.org/):\n  LLVM version {full}\n");
@@ -948,7 +953,7 @@ pub(crate) mod tests {
         for bad in ["2.2", "220.1.0", "2"] {
             let world = World::new();
             world.tool("bin/llc-22", bad);
-            world.tool("bin/opt-22", bad);
+            world.tool("bin/opt", bad);
             assert!(world.find().llc.value.is_none(), "{bad}");
         }
         for bad in
@@ -1219,11 +1224,26 @@ pub(crate) mod tests {
     #[test]
     fn a14_an_llc_with_an_opt_is_taken_over_one_without() {
         let mut world = World::new();
+        world.request.verified = vec![LlvmMajor(22), LlvmMajor(21)];
+        world.tool("bin/llc-22", "22.1.8");
+        world.tool("bin/llc-21", "21.1.8");
+        world.tool("bin/opt", "21.1.8");
+        let choice = world.find();
+        assert_eq!(choice.llc.value.unwrap().llc.path, world.at("bin/llc-21"));
+        assert_eq!(
+            world.reasons(&choice.llc.decision)[0],
+            "bin/llc-22 [PATH] rejected: no opt of LLVM 22, the major of bin/llc-22, was found; bin/opt: is LLVM 21 \
+             (Debian LLVM version 21.1.8); llc is LLVM 22"
+        );
+    }
+
+    #[test]
+    fn a14_an_opt_in_a_usual_folder_serves_any_llc_of_its_major() {
+        let mut world = World::new();
         world.request.folders = vec![world.at("usual/bin")];
         world.tool("bin/llc-22", "22.1.8");
         world.tool("usual/bin/llc", "22.1.7");
         let opt = world.tool("usual/bin/opt", "22.1.7");
-        // The opt in a usual folder serves any llc of its major.
         let choice = world.find();
         assert_eq!(choice.llc.value.unwrap().opt.path, opt);
         assert_eq!(choice.opt.notes, ["opt is 22.1.7 and llc is 22.1.8, both LLVM 22"]);
@@ -1317,5 +1337,14 @@ pub(crate) mod tests {
                 other.display()
             )
         );
+    }
+
+    proptest! {
+        #[test]
+        fn no_banner_panics(text in "\\PC*|(LLVM version |[0-9]{1,12}|[.]|git|rc|[ \n-]|Registered Targets:\n)*") {
+            if let Ok(banner) = parse_banner(&text) {
+                prop_assert!(banner.version.full.starts_with(|c: char| c.is_ascii_digit()));
+            }
+        }
     }
 }

@@ -49,7 +49,7 @@ pub fn run(program: &Path, arguments: &[&str], env: &Env, limit: Duration) -> Re
                 tries += 1;
                 thread::sleep(Duration::from_millis(5));
             }
-            Err(Failure::Start(error)) => return Err(cannot_start(program, &error)),
+            Err(Failure::Start(error)) => return Err(hinted(cannot_start(program, &error))),
             Err(Failure::TimedOut(limit)) => {
                 return Err(Error::new(
                     &TOOL_HANGS,
@@ -60,7 +60,11 @@ pub fn run(program: &Path, arguments: &[&str], env: &Env, limit: Duration) -> Re
             Ok(output) => break output,
         }
     };
-    if output.status.success() { Ok(output) } else { Err(failed(program, &output, env)) }
+    if output.status.success() { Ok(output) } else { Err(hinted(failed(program, &output, env))) }
+}
+
+fn hinted(error: Error) -> Error {
+    if error.hint_text().is_some() { error } else { error.hint("name a working one, by its absolute path") }
 }
 
 /// A command for `program` that gets the injected environment, with [`child_library_path`] as its loader path.
@@ -118,7 +122,7 @@ pub fn explicit(value: &OsStr, from: &str, name: &str, env: &Env) -> Result<Path
             &TOOL_NOT_A_PROGRAM,
             format!("{} is a directory, did you mean {}?", path.display(), meant.display()),
         )
-        .hint(format!("set {from}={}", meant.display())));
+        .hint(format!("set {from} to {}", meant.display())));
     }
     if rustix::fs::access(&path, Access::EXEC_OK).is_err() {
         return Err(told(&TOOL_NOT_A_PROGRAM, format!("{} is not executable", path.display()))
@@ -146,7 +150,9 @@ fn missing(
         let error = told(&TOOL_MISSING, "`~` is only expanded by a shell, and not inside quotes".into());
         let rest = text.strip_prefix(b"~/").map(OsStr::from_bytes);
         return match (rest, env.path("HOME")) {
-            (Some(rest), Ok(Some(home))) => error.hint(format!("set {from}={}", home.join(rest).display())),
+            (Some(rest), Ok(Some(home))) => {
+                error.hint(format!("set {from} to {}", home.join(rest).display()))
+            }
             _ => error.hint(format!("name the absolute path in {from}")),
         };
     }
@@ -154,14 +160,14 @@ fn missing(
     if trimmed.len() != text.len() {
         let meant = Path::new(OsStr::from_bytes(trimmed));
         return told(&TOOL_MISSING, "it begins or ends with white space, which is part of the path".into())
-            .hint(format!("set {from}={} without the white space", meant.display()));
+            .hint(format!("set {from} to {} without the white space", meant.display()));
     }
     let error = told(&TOOL_MISSING, format!("{} does not exist", path.display()));
     let bare = !process::is_path(given.as_os_str());
     let on_path = env.search_path().into_iter().map(|folder| folder.join(given)).find(|file| file.is_file());
     match on_path {
         Some(found) if bare => {
-            error.hint(format!("{from} is not looked up on PATH; set {from}={}", found.display()))
+            error.hint(format!("{from} is not looked up on PATH; set it to {}", found.display()))
         }
         _ => error.hint(format!("name an existing file in {from}, or unset it")),
     }
@@ -419,11 +425,11 @@ pub(crate) mod tests {
         };
         assert_eq!(
             message("dir"),
-            "CUDA_OXIDE_LLC is \"dir\": /t/dir is a directory, did you mean /t/dir/llc?; set CUDA_OXIDE_LLC=/t/dir/llc"
+            "CUDA_OXIDE_LLC is \"dir\": /t/dir is a directory, did you mean /t/dir/llc?; set CUDA_OXIDE_LLC to /t/dir/llc"
         );
         assert_eq!(
             message("prefix"),
-            "CUDA_OXIDE_LLC is \"prefix\": /t/prefix is a directory, did you mean /t/prefix/bin/llc?; set CUDA_OXIDE_LLC=/t/prefix/bin/llc"
+            "CUDA_OXIDE_LLC is \"prefix\": /t/prefix is a directory, did you mean /t/prefix/bin/llc?; set CUDA_OXIDE_LLC to /t/prefix/bin/llc"
         );
         assert!(message("void").contains("did you mean /t/void/llc?"));
         assert_eq!(
@@ -432,7 +438,7 @@ pub(crate) mod tests {
         );
         assert_eq!(
             message("llc"),
-            "CUDA_OXIDE_LLC is \"llc\": /t/llc does not exist; CUDA_OXIDE_LLC is not looked up on PATH; set CUDA_OXIDE_LLC=/t/dir/llc"
+            "CUDA_OXIDE_LLC is \"llc\": /t/llc does not exist; CUDA_OXIDE_LLC is not looked up on PATH; set it to /t/dir/llc"
         );
         assert_eq!(
             message("plain"),
@@ -440,11 +446,11 @@ pub(crate) mod tests {
         );
         assert_eq!(
             message("~/llc"),
-            "CUDA_OXIDE_LLC is \"~/llc\": `~` is only expanded by a shell, and not inside quotes; set CUDA_OXIDE_LLC=/t/home/llc"
+            "CUDA_OXIDE_LLC is \"~/llc\": `~` is only expanded by a shell, and not inside quotes; set CUDA_OXIDE_LLC to /t/home/llc"
         );
         assert_eq!(
             message("dir/llc\n"),
-            "CUDA_OXIDE_LLC is \"dir/llc\\n\": it begins or ends with white space, which is part of the path; set CUDA_OXIDE_LLC=dir/llc without the white space"
+            "CUDA_OXIDE_LLC is \"dir/llc\\n\": it begins or ends with white space, which is part of the path; set CUDA_OXIDE_LLC to dir/llc without the white space"
         );
         assert!(message("dir/llc ").contains("white space"));
         assert_eq!(

@@ -22,8 +22,8 @@ crate::codes! {
         "llc writes an old `.version` when it does not recognise the architecture, and still exits 0. No driver \
          accepts such PTX. Nothing was published.";
     LEAKED_INTRINSIC = "KILN-0334", Refusal, "llc did not lower an intrinsic",
-        "The PTX declares an external function with a dot in its name: an LLVM intrinsic that this llc does not know \
-         and passed through. The PTX cannot be linked. A newer verified llc usually knows it. Nothing was published.";
+        "The PTX declares or calls an external function with a dot in its name: an LLVM intrinsic that this llc does \
+         not know and passed through. The PTX cannot be linked. A newer verified llc usually knows it. Nothing was published.";
     UNRESOLVED = "KILN-0335", Refusal, "the PTX calls functions that nothing defines",
         "The PTX declares external functions that no file defines. Names that start with __nv_ come from libdevice: a \
          kernel calls a library function such as exp or sqrt instead of the spelled PTX or a polynomial.";
@@ -161,7 +161,7 @@ pub struct Ptx {
     pub address_size: Option<u32>,
     /// Names of the kernels (`.entry`), in order of appearance.
     pub entries: Vec<String>,
-    /// Names of external functions and variables that are declared and not defined in this text.
+    /// Names of functions and variables that are declared external or called by name, and not defined in this text.
     pub externs: BTreeSet<String>,
     /// How often each floating-point opcode occurs, such as `fma.rn.f32`.
     pub float_ops: BTreeMap<String, usize>,
@@ -273,7 +273,8 @@ pub fn check(ptx: &Ptx, expected: &Expectation, name: &str, llc: &str) -> Result
     }
     let dotted = list(ptx.externs.iter().filter(|name| name.contains('.')));
     if !dotted.is_empty() {
-        let what = format!("{name} declares {dotted} as external: {llc} does not know that intrinsic");
+        let what =
+            format!("{name} uses {dotted}, which is left as a function: {llc} does not know that intrinsic");
         return Err(Error::new(&LEAKED_INTRINSIC, what).hint("use a verified llc of a newer LLVM major"));
     }
     let unresolved = list(ptx.externs.iter().filter(|name| !is_of_the_driver(name)));
@@ -295,6 +296,26 @@ pub fn check(ptx: &Ptx, expected: &Expectation, name: &str, llc: &str) -> Result
         return Err(Error::new(&CONTRACTION, what).hint("build with contraction off (CUDA_OXIDE_NO_FMA=1)"));
     }
     Ok(())
+}
+
+/// What llc complained about on standard error, though it may have exited with 0, and what that means.
+pub fn llc_complaint(stderr: &str) -> Option<String> {
+    let meaning = |line: &str| {
+        Some(if line.contains("is not a recognized processor") {
+            "this llc does not know the architecture, and writes PTX of an old version"
+        } else if line.contains("is not a recognized feature") {
+            "this llc does not know the feature, and ignores it"
+        } else if line.contains("Unknown command line argument") {
+            "this llc has another set of options than the verified majors"
+        } else if line.contains("cannot be lowered") || line.contains("Cannot select") {
+            "this llc does not know the intrinsic"
+        } else if line.contains("Minimum required PTX version") {
+            "the PTX version that was asked for is too low for the architecture"
+        } else {
+            return None;
+        })
+    };
+    stderr.lines().find_map(|line| Some(format!("{} ({})", line.trim(), meaning(line)?)))
 }
 
 /// Predicts whether a driver can load PTX of `version`.
@@ -364,6 +385,12 @@ fn declarations(text: &str) -> Vec<Declared> {
                 }
                 external = false;
             }
+            "call" | "call.uni" => {
+                // llc 23 reports an intrinsic that it does not know, and still writes the call, without a declaration.
+                if let Some(name) = words.called_name() {
+                    found.push(Declared::Extern(name.to_owned()));
+                }
+            }
             _ => {}
         }
     }
@@ -398,6 +425,17 @@ impl<'a> Words<'a> {
                 ";" | "{" | "}" | ")" => return None,
                 word if is_name(word) => return Some(word),
                 _ => {}
+            }
+        }
+    }
+
+    /// The name after `call`, past the return values; `None` for a call through a register.
+    fn called_name(&mut self) -> Option<&'a str> {
+        loop {
+            match self.next()? {
+                "(" => while self.next()? != ")" {},
+                "," => {}
+                word => return (is_name(word) && !word.starts_with('%')).then_some(word),
             }
         }
     }
@@ -464,6 +502,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const LEAK: &str = "k.ptx uses llvm.nvvm.made.up, which is left as a function: llc-22 22.1.8 does not know that intrinsic";
     const GOOD: &str = include_str!("../tests/fixtures/ptx/walk_sm_90_llc22.ptx");
 
     fn expect(arch: &str) -> Expectation {
@@ -521,14 +560,19 @@ mod tests {
         let text = format!(
             "{GOOD}\n.extern .func  (.param .b32 func_retval0) llvm.nvvm.made.up\n(\n\t.param .b32 llvm.nvvm.made.up_param_0\n)\n;\n"
         );
-        assert_eq!(
-            refused(&text, "sm_90"),
-            (
-                "KILN-0334",
-                "k.ptx declares llvm.nvvm.made.up as external: llc-22 22.1.8 does not know that intrinsic"
-                    .to_owned()
-            )
-        );
+        assert_eq!(refused(&text, "sm_90"), ("KILN-0334", LEAK.to_owned()));
+    }
+
+    #[test]
+    fn a11_a_call_of_an_intrinsic_without_a_declaration_is_named() {
+        // What llc 23.1.4 writes, beside its error.
+        let call = "\tcall.uni (retval0), llvm.nvvm.made.up, (param0);\n\tret;";
+        assert_eq!(refused(&GOOD.replace("\tret;", call), "sm_90"), ("KILN-0334", LEAK.to_owned()));
+        let fine = "\tcall %rd1, (param0), proto;\n\tcall.uni helper;\n\tret;";
+        let defined = format!("{}\n.func helper()\n{{\nret;\n}}\n", GOOD.replace("\tret;", fine));
+        check(&Ptx::parse(&defined), &expect("sm_90"), "k.ptx", "llc").unwrap();
+        let unknown = GOOD.replace("\tret;", "\tcall.uni __nv_expf, (a);\n");
+        assert_eq!(refused(&unknown, "sm_90").0, "KILN-0335");
     }
 
     #[test]
@@ -547,6 +591,26 @@ mod tests {
         check(&Ptx::parse(&shared), &expect("sm_90"), "k.ptx", "llc").unwrap();
         let defined = format!("{}\n.visible .func __nv_expf()\n{{\nret;\n}}\n", declare("__nv_expf"));
         check(&Ptx::parse(&defined), &expect("sm_90"), "k.ptx", "llc").unwrap();
+    }
+
+    #[test]
+    fn f1_f9_complaints_of_llc_are_explained() {
+        let complaint = |text: &str| llc_complaint(&format!("first\n{text}\nlast\n"));
+        assert_eq!(
+            complaint("'SM_86' is not a recognized processor for this target (ignoring processor)").unwrap(),
+            "'SM_86' is not a recognized processor for this target (ignoring processor) (this llc does not know the \
+             architecture, and writes PTX of an old version)"
+        );
+        assert!(
+            complaint("llc: Unknown command line argument '-fp-contract=off'.")
+                .unwrap()
+                .contains("set of options")
+        );
+        assert!(
+            complaint("'+ptx999' is not a recognized feature for this target (ignoring feature)").is_some()
+        );
+        assert!(complaint("call to unknown intrinsic 'x' cannot be lowered by the NVPTX backend").is_some());
+        assert_eq!(complaint("warning: something"), None);
     }
 
     #[test]
