@@ -37,7 +37,7 @@ pub struct Expected {
 
 /// The host config's place in the checkout.
 pub fn host_config_path(workspace: &Path) -> PathBuf {
-    workspace.join(".cargo/cuda-oxide.toml")
+    workspace.join(host_config::FILE_NAME)
 }
 
 /// Works out what the checkout must hold and compares. The value is there even when the checkout differs.
@@ -62,14 +62,17 @@ pub fn resolve(
         link: pins.pin.source.workspace(&source.tree),
     };
     let path = host_config_path(workspace);
-    match host_config::check(&path, &expected.host_config).and_then(|notes| {
-        check_link(workspace, &expected.link)?;
-        Ok(notes)
-    }) {
-        Ok(notes) => {
+    let check = || -> Result<()> {
+        let drifts = host_config::compare(&path, &expected.host_config)?;
+        if !drifts.is_empty() {
+            return Err(host_config::drift_error(&path, &drifts, flags));
+        }
+        check_link(workspace, &expected.link)
+    };
+    match check() {
+        Ok(()) => {
             decision.chosen = Some(path.display().to_string());
             decision.why = "it names this backend and exactly the flags that Cargo would use".to_owned();
-            decision.notes = notes;
         }
         Err(error) => {
             decision.why = error.message().lines().next().unwrap_or_default().to_owned();

@@ -122,6 +122,18 @@ pub fn write(path: &Path, config: &HostConfig) -> Result<Written> {
     Ok(Written { changed: true, warnings })
 }
 
+/// The variables in the file's `[env]` table, which cargo-oxide gives to its children; none when there is no file.
+///
+/// # Errors
+/// As [`compare`].
+pub fn environment(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = read(path)?.unwrap_or_default();
+    let document = parse(path, &Lines::split(&text).lf())?;
+    let table = document.get("env").and_then(|env| env.as_table_like());
+    let pairs = table.into_iter().flat_map(|table| table.iter());
+    Ok(pairs.filter_map(|(name, value)| Some((name.to_owned(), value.as_str()?.to_owned()))).collect())
+}
+
 /// The keys in which the file at `path` is not what `config` says; all of them when there is no file.
 ///
 /// # Errors

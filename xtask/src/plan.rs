@@ -115,7 +115,7 @@ impl Plan {
         let store =
             guarded("store", || resolve_store(request, selection.as_ref(), selection_error, workspace, env));
         // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
-        let settings = host_config::settings(&checkout::host_config_path(workspace)).unwrap_or_default();
+        let settings = host_config::environment(&checkout::host_config_path(workspace)).unwrap_or_default();
 
         let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) = thread::scope(|scope| {
             let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
@@ -270,7 +270,7 @@ fn resolve_rustc(
     let Some(pins) = &pins.value else { return depends("rustc", "provenance") };
     let toolchain = toolchain::Request {
         flag: request.toolchain.clone(),
-        remembered: selection.map(|selection| selection.sysroot.clone()),
+        remembered: selection.map(|selection| selection.toolchain.clone()),
     };
     let mut resolved = toolchain::resolve(&pins.wanted(), &toolchain, env, request.thoroughness);
     if let Some(name) = env.var("RUSTUP_TOOLCHAIN") {

@@ -149,7 +149,8 @@ fn steps(plan: &Plan, origin: &Origin) -> Vec<String> {
 fn remember(plan: &Plan, workspace: &Path) -> Result<()> {
     let selection = Selection {
         store: plan.store.require()?.root().to_owned(),
-        sysroot: plan.rustc.require()?.sysroot.clone(),
+        toolchain: plan.rustc.require()?.sysroot.clone(),
+        llc: None,
     };
     if Selection::load(workspace).is_ok_and(|present| present.as_ref() == Some(&selection)) {
         return Ok(());
