@@ -8,5 +8,6 @@ pub mod env;
 pub mod error;
 pub mod hash;
 pub mod nar;
+pub mod patch;
 pub mod process;
 pub mod progress;
