@@ -4,6 +4,7 @@
 //! Start reading at `plan`: every verb works on the same `Plan`.
 
 pub mod archive;
+pub mod download;
 pub mod env;
 pub mod error;
 pub mod hash;

@@ -147,14 +147,14 @@ enum Line {
 }
 
 impl Hunk {
-    fn old(&self) -> impl Iterator<Item = &[u8]> {
+    fn old_side(&self) -> impl Iterator<Item = &[u8]> {
         self.lines.iter().filter_map(|line| match line {
             Line::Both(text) | Line::Old(text) => Some(text.as_slice()),
             Line::New(_) => None,
         })
     }
 
-    fn new(&self) -> impl Iterator<Item = &[u8]> {
+    fn new_side(&self) -> impl Iterator<Item = &[u8]> {
         self.lines.iter().filter_map(|line| match line {
             Line::Both(text) | Line::New(text) => Some(text.as_slice()),
             Line::Old(_) => None,

@@ -320,14 +320,14 @@ fn patched(patch: &str, path: &TreePath, bytes: &[u8], hunks: &[Hunk]) -> Result
     let mut result: Vec<&[u8]> = Vec::with_capacity(lines.len());
     let mut done = 0;
     for hunk in hunks {
-        let old: Vec<&[u8]> = hunk.old().collect();
+        let old: Vec<&[u8]> = hunk.old_side().collect();
         // Without a line to compare, only an empty file is the right place.
         let is_blind = old.is_empty() && !lines.is_empty();
         if is_blind || lines.get(hunk.old_at..hunk.old_at + old.len()) != Some(&old[..]) {
             return Err(diagnosis(patch, path, &lines, hunks, hunk));
         }
         result.extend(lines.get(done..hunk.old_at).unwrap_or_default());
-        result.extend(hunk.new());
+        result.extend(hunk.new_side());
         done = hunk.old_at + old.len();
     }
     result.extend(lines.get(done..).unwrap_or_default());
@@ -348,7 +348,7 @@ fn patched(patch: &str, path: &TreePath, bytes: &[u8], hunks: &[Hunk]) -> Result
 /// Says why `hunk` does not fit.
 fn diagnosis(patch: &str, path: &TreePath, lines: &[&[u8]], hunks: &[Hunk], hunk: &Hunk) -> Error {
     let is_done = hunks.iter().all(|hunk| {
-        let new: Vec<&[u8]> = hunk.new().collect();
+        let new: Vec<&[u8]> = hunk.new_side().collect();
         !new.is_empty() && lines.get(hunk.new_at..hunk.new_at + new.len()) == Some(&new[..])
     });
     if is_done {
@@ -357,7 +357,7 @@ fn diagnosis(patch: &str, path: &TreePath, lines: &[&[u8]], hunks: &[Hunk], hunk
         );
         return Error::new(&ALREADY_APPLIED, what).hint(DROP);
     }
-    let old: Vec<&[u8]> = hunk.old().collect();
+    let old: Vec<&[u8]> = hunk.old_side().collect();
     if old.is_empty() {
         let what = "the patch expects an empty file, and it is not empty";
         return does_not_apply(&MISMATCH, patch, path, &hunk.header, what);

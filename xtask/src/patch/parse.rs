@@ -400,19 +400,19 @@ impl<'a> Parser<'a> {
             return Err(fault("changes nothing".into()));
         }
         let one_sided = |empty: bool| file.hunks.len() <= 1 && empty;
-        if file.old.is_none() && !one_sided(file.hunks.iter().all(|hunk| hunk.old().next().is_none())) {
+        if file.old.is_none() && !one_sided(file.hunks.iter().all(|hunk| hunk.old_side().next().is_none())) {
             return Err(fault("a new file with an old side".into()));
         }
-        if file.new.is_none() && !one_sided(file.hunks.iter().all(|hunk| hunk.new().next().is_none())) {
+        if file.new.is_none() && !one_sided(file.hunks.iter().all(|hunk| hunk.new_side().next().is_none())) {
             return Err(fault("a deleted file with a new side".into()));
         }
         for (number, hunk) in file.hunks.iter().enumerate() {
-            if hunk.old().next().is_none() && hunk.old_at != 0 {
+            if hunk.old_side().next().is_none() && hunk.old_at != 0 {
                 let what = format!("`{}` has no line of context to check; make it with `-U3`", hunk.header);
                 return Err(fault(what));
             }
             let is_last = number + 1 == file.hunks.len();
-            for side in [hunk.old().collect::<Vec<_>>(), hunk.new().collect()] {
+            for side in [hunk.old_side().collect::<Vec<_>>(), hunk.new_side().collect()] {
                 let may_lack = if is_last { side.len().saturating_sub(1) } else { side.len() };
                 if side[..may_lack].iter().any(|line| !line.ends_with(b"\n")) {
                     let what = format!("`{}` has a line without newline before the last", hunk.header);
