@@ -434,7 +434,7 @@ impl Part {
         // A note that cannot be read only costs the bytes that came already.
         let note = fs_err::read_to_string(&self.note).unwrap_or_default();
         let etag = note.split_once('\n').filter(|(of, _)| *of == url.as_str()).map(|(_, etag)| etag.trim());
-        Ok(etag.filter(|etag| length > 0 && is_strong(etag)).map(|etag| (length, etag.to_owned())))
+        Ok(etag.filter(|_| length > 0).map(|etag| (length, etag.to_owned())))
     }
 
     /// Opens the file to go on at `length`, or from nothing.

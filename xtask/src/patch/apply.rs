@@ -405,3 +405,27 @@ const REMAKE: &str = "make the patch again for the pinned source and the patches
 const DROP: &str = "remove the patch from PROVENANCE, or reverse it if it was made the wrong way round";
 /// Pairs of lines in a message, from the first that differs.
 const SHOWN_LINES: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d1_a_file_that_is_not_what_was_written_is_an_error() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("f");
+        let patch = Patch::parse("p.patch", b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n").unwrap();
+        for tampering in ["x\n", "y", ""] {
+            fs_err::write(&file, "x\n").unwrap();
+            let mut tree = Tree { root: root.path(), files: BTreeMap::new() };
+            tree.apply(&patch).unwrap();
+            tree.write().unwrap();
+            tree.read_back().unwrap();
+            fs_err::write(&file, tampering).unwrap();
+            assert_eq!(tree.read_back().unwrap_err().code().id, NOT_WRITTEN.id);
+        }
+        fs_err::remove_file(&file).unwrap();
+        let mut tree = Tree { root: root.path(), files: BTreeMap::new() };
+        assert_eq!(tree.apply(&patch).unwrap_err().code().id, MISSING.id);
+    }
+}
