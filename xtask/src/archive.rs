@@ -143,7 +143,7 @@ pub fn unpack_tar(stream: impl Read, into: &Path, root: RootRule, limits: &Limit
     }
     // Headers, padding and metadata come on top of the contents.
     let most = limits.bytes.saturating_add(limits.entries.saturating_mul(4096)).saturating_add(4 << 20);
-    let mut stream = Metered { stream, left: most, ended: false, failure: None };
+    let mut stream = Metered { stream, left: most, failure: None };
     let mut unpacker = Unpacker::new(into, root, *limits);
     let members = unpacker.members(&mut tar::Archive::new(&mut stream));
     if let Some(failure) = stream.failure.take() {
@@ -199,7 +199,6 @@ impl<R: BufRead> Read for GzipMembers<R> {
 struct Metered<R> {
     stream: R,
     left: u64,
-    ended: bool,
     failure: Option<Error>,
 }
 
@@ -213,7 +212,6 @@ impl<R: Read> Read for Metered<R> {
                 return Err(io::ErrorKind::Other.into());
             }
         };
-        self.ended |= read == 0 && !buffer.is_empty();
         match self.left.checked_sub(read) {
             Some(left) => self.left = left,
             None => {
@@ -228,15 +226,14 @@ impl<R: Read> Read for Metered<R> {
 impl<R: Read> Metered<R> {
     /// Reads what follows the last member: the second of two blocks of zeros, padding, and nothing else.
     fn finish(mut self) -> Result<()> {
-        if self.ended {
-            return Err(damaged("the archive ends without its end-of-archive blocks, so it was cut off"));
-        }
         let mut tail = [0; 4096];
         let mut zeros = 0;
         loop {
             match self.read(&mut tail) {
                 Ok(0) if zeros < 512 => {
-                    return Err(damaged("the archive has only one of its two end-of-archive blocks"));
+                    return Err(damaged(
+                        "the archive ends without its end-of-archive blocks, so it was cut off",
+                    ));
                 }
                 Ok(0) => return Ok(()),
                 Ok(read) if tail[..read].iter().any(|&byte| byte != 0) => {
@@ -1065,6 +1062,11 @@ mod tests {
             let place = Place::new();
             let error = place.tar(&whole[..length], RootRule::One, &Limits::default()).unwrap_err();
             assert_eq!(error.code().id, DAMAGED.id, "{length}: {error}");
+            match length {
+                1088..1724 => assert!(error.message().starts_with(r#"the archive ends within "r/f""#)),
+                2048 | 2560.. => assert!(error.message().starts_with("the archive ends without its end")),
+                _ => {}
+            }
         }
         for extra in [&b"x"[..], &[0, 0, 1]] {
             let place = Place::new();
@@ -1139,6 +1141,22 @@ mod tests {
         assert_eq!(place.mode(""), 0o710);
         let owner = fs_err::metadata(place.root.path()).unwrap().uid();
         assert_eq!(fs_err::metadata(place.staging().join("f")).unwrap().uid(), owner);
+    }
+
+    #[test]
+    fn c15_modes_are_safe_under_every_umask() {
+        // The umask belongs to the process, so another one runs the test above.
+        let name = "archive::tests::c15_dangerous_modes_and_owners_are_dropped_and_the_executable_bit_kept";
+        for umask in ["000", "027", "077"] {
+            let output = std::process::Command::new("sh")
+                .args(["-c", r#"umask "$1" && exec "$2" --exact "$3""#, "sh", umask])
+                .arg(std::env::current_exe().unwrap())
+                .arg(name)
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "umask {umask}: {said}");
+        }
     }
 
     #[test]
