@@ -301,8 +301,9 @@ fn build(making: &Making<'_>, target: &Path) -> Result<Built> {
     }
     let status = child.wait()?;
     if !status.success() {
-        return Err(Error::new(&BUILD_FAILED, format!("cargo build ended with {status}"))
-            .hint("read the first error above; what is built already is kept, so the next run goes on from there"));
+        return Err(Error::new(&BUILD_FAILED, format!("cargo build ended with {status}")).hint(
+            "read the first error above; what is built already is kept, so the next run goes on from there",
+        ));
     }
     let of = |package: &str, is_it: &dyn Fn(&Path) -> bool| {
         let files = artifacts.iter().filter(|artifact| artifact.package == package);
@@ -340,9 +341,10 @@ fn artifact(line: &str) -> Option<Artifact> {
 fn package_name(folder: &Path) -> Result<String> {
     let path = folder.join("Cargo.toml");
     let text = fs::read_to_string(&path)?;
-    let name = text.parse::<toml::Table>().ok().and_then(|table| {
-        table.get("package")?.as_table()?.get("name")?.as_str().map(str::to_owned)
-    });
+    let name = text
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|table| table.get("package")?.as_table()?.get("name")?.as_str().map(str::to_owned));
     name.ok_or_else(|| Error::new(&NO_ARTIFACT, format!("{} names no package", path.display())))
 }
 
@@ -357,15 +359,19 @@ fn load_check(making: &Making<'_>, library: &Path, scratch: &Path) -> Result<Str
     command.args(["--edition", "2024", "--crate-type", "lib", "--crate-name", "kiln_load_check"]);
     command.arg("--out-dir").arg(scratch).arg(&file).current_dir(scratch);
     let refuse = |message: String| {
-        Error::new(&LOAD_CHECK, message)
-            .hint("`cargo xtask doctor` shows the llc, opt and rustc that were used; report it if they are right")
+        Error::new(&LOAD_CHECK, message).hint(
+            "`cargo xtask doctor` shows the llc, opt and rustc that were used; report it if they are right",
+        )
     };
     let output = process::output(&mut command, LOAD_CHECK_LIMIT).map_err(|failure| match failure {
         Failure::Start(error) => refuse(format!("cannot start {}: {error}", command.get_program().display())),
-        Failure::TimedOut(limit) => refuse(format!("the kernel did not compile within {} s", limit.as_secs())),
+        Failure::TimedOut(limit) => {
+            refuse(format!("the kernel did not compile within {} s", limit.as_secs()))
+        }
     })?;
     if !output.status.success() {
-        return Err(refuse(format!("rustc with the new backend ended with {}", output.status)).cause(output.stderr.trim()));
+        return Err(refuse(format!("rustc with the new backend ended with {}", output.status))
+            .cause(output.stderr.trim()));
     }
     let path = scratch.join("kiln_load_check.ptx");
     let text = fs::read_to_string(&path)
@@ -373,7 +379,12 @@ fn load_check(making: &Making<'_>, library: &Path, scratch: &Path) -> Result<Str
     let ptx = Ptx::parse(&text);
     let contraction_off = !making.pin.kernels.contraction;
     let llc = &making.tools.llc;
-    ptx::check(&ptx, &Expectation { arch, contraction_off }, "the load check's PTX", &llc.path.display().to_string())?;
+    ptx::check(
+        &ptx,
+        &Expectation { arch, contraction_off },
+        "the load check's PTX",
+        &llc.path.display().to_string(),
+    )?;
     // The kernel is one product and one sum: with contraction off they must still be two operations.
     let operations: Vec<_> = ptx.float_ops.keys().map(String::as_str).collect();
     if contraction_off && operations != ["add.rn.f32", "mul.rn.f32"] {
@@ -441,17 +452,10 @@ fn loaded_version(backend: &Backend, toolchain: &Toolchain, env: &Env) -> Result
     }
     // rustc prints its own lines first; what the backend says of itself comes instead of LLVM's version.
     let own = output.stdout.lines().find(|line| !toolchain.version.text.lines().any(|known| known == *line));
-    own.map(str::to_owned)
-        .ok_or_else(|| refuse(format!("it does not name itself among {:?}", output.stdout)))
+    own.map(str::to_owned).ok_or_else(|| refuse(format!("it does not name itself among {:?}", output.stdout)))
 }
 
-fn statement(
-    making: &Making<'_>,
-    key: &Key,
-    staged: &Path,
-    ptx: &str,
-    started: String,
-) -> Result<Statement> {
+fn statement(making: &Making<'_>, key: &Key, staged: &Path, ptx: &str, started: String) -> Result<Statement> {
     let pin = making.pin;
     let file = |name: &str| -> Result<Resource> {
         Ok(Resource::file(name, &Sha256::of_reader(fs::File::open(staged.join(name))?)?))

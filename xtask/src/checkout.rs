@@ -90,11 +90,8 @@ fn check_link(workspace: &Path, target: &Path) -> Result<()> {
         Err(_) if fs::symlink_metadata(&link).is_ok() => "is no link".to_owned(),
         Err(_) => "is missing".to_owned(),
     };
-    Err(Error::new(
-        &NO_LINK,
-        format!("{} {found}, expected a link to {}", link.display(), target.display()),
-    )
-    .hint("run: cargo xtask setup"))
+    Err(Error::new(&NO_LINK, format!("{} {found}, expected a link to {}", link.display(), target.display()))
+        .hint("run: cargo xtask setup"))
 }
 
 /// Makes the link, replacing an older one in one step.

@@ -34,5 +34,5 @@ pub mod record;
 pub mod selection;
 pub mod source;
 pub mod store;
-pub mod toolchain;
 mod toml_context;
+pub mod toolchain;

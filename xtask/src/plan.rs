@@ -117,30 +117,44 @@ impl Plan {
         // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
         let settings = host_config::environment(&checkout::host_config_path(workspace)).unwrap_or_default();
 
-        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) = thread::scope(|scope| {
-            let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
-            let cuda = scope.spawn(|| {
-                let request = CudaRequest::new(settings.clone());
-                let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
-                let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
-                let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
-                (toolkit, ptxas, libclang)
+        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) =
+            thread::scope(|scope| {
+                let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
+                let cuda = scope.spawn(|| {
+                    let request = CudaRequest::new(settings.clone());
+                    let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
+                    let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
+                    let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
+                    (toolkit, ptxas, libclang)
+                });
+                let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(&GpuRequest::default(), env)));
+                let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
+                let toolchain = rustc.value.as_ref();
+                let (llc, host_flags, backend) = thread::scope(|scope| {
+                    let llc =
+                        scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
+                    let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
+                    let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
+                    (
+                        llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt"))),
+                        host_flags,
+                        backend,
+                    )
+                });
+                let cuda = cuda
+                    .join()
+                    .unwrap_or_else(|_| (crashed("cuda_toolkit"), crashed("ptxas"), crashed("libclang")));
+                let gpu = gpu.join().unwrap_or_else(|_| crashed("gpu"));
+                (
+                    source.join().unwrap_or_else(|_| crashed("source")),
+                    cuda,
+                    gpu,
+                    rustc,
+                    llc,
+                    host_flags,
+                    backend,
+                )
             });
-            let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(&GpuRequest::default(), env)));
-            let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
-            let toolchain = rustc.value.as_ref();
-            let (llc, host_flags, backend) = thread::scope(|scope| {
-                let llc = scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
-                let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
-                let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
-                (llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt"))), host_flags, backend)
-            });
-            let cuda = cuda
-                .join()
-                .unwrap_or_else(|_| (crashed("cuda_toolkit"), crashed("ptxas"), crashed("libclang")));
-            let gpu = gpu.join().unwrap_or_else(|_| crashed("gpu"));
-            (source.join().unwrap_or_else(|_| crashed("source")), cuda, gpu, rustc, llc, host_flags, backend)
-        });
         let checkout = guarded("checkout", || {
             let (pins, toolchain) = (pins.value.as_ref(), rustc.value.as_ref());
             checkout::resolve(workspace, pins, toolchain, &source, &backend, &host_flags)
@@ -357,11 +371,13 @@ fn resolve_backend(
 fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env) -> Resolved<HostFlags> {
     let Some(toolchain) = toolchain else { return depends("host_flags", "rustc") };
     let mut decision = Decision::new("host_flags");
-    decision.change = Some("edit the Cargo configuration named above, then run: cargo xtask setup".to_owned());
+    decision.change =
+        Some("edit the Cargo configuration named above, then run: cargo xtask setup".to_owned());
     let read = || -> Result<(HostFlags, Vec<String>)> {
         let config = CargoConfig::load(workspace, env)?;
         let flags = config.host_flags(&toolchain.rustc(), &toolchain.version.host)?;
-        let overrides = config.overrides().iter().map(|found| format!("cleared for our builds: {found}")).collect();
+        let overrides =
+            config.overrides().iter().map(|found| format!("cleared for our builds: {found}")).collect();
         Ok((flags, overrides))
     };
     match read() {

@@ -198,10 +198,8 @@ pub fn make(pin: &Pin, patches: &[PinnedPatch], making: &Making<'_>) -> Result<P
     if let Ok(patched) = verify(store, &key) {
         return Ok(patched);
     }
-    let parsed: Vec<Patch> = patches
-        .iter()
-        .map(|patch| Patch::parse(patch.file.as_str(), &patch.bytes))
-        .collect::<Result<_>>()?;
+    let parsed: Vec<Patch> =
+        patches.iter().map(|patch| Patch::parse(patch.file.as_str(), &patch.bytes)).collect::<Result<_>>()?;
     let pristine = make_pristine(pin, making)?;
 
     let staging = store.stage(Kind::Source, &key)?;
@@ -305,7 +303,9 @@ fn from_repository(source: &Source, tree: &Path, making: &Making<'_>) -> Result<
             if fresh {
                 return Err(error.context(format!("the archive from {url} cannot be used")));
             }
-            making.progress.note(&format!("the archive that was downloaded earlier is damaged, fetching it again: {error}"));
+            making.progress.note(&format!(
+                "the archive that was downloaded earlier is damaged, fetching it again: {error}"
+            ));
             fs::remove_dir_all(tree)?;
             fs::create_dir(tree)?;
             fetch(&url, &path, making)?;
@@ -330,7 +330,7 @@ fn fetch(url: &str, path: &Path, making: &Making<'_>) -> Result<()> {
         fs::create_dir_all(folder)?;
     }
     making.progress.note(&format!("downloading {url}"));
-    download::download(&Download::new(url), path, making.progress)?;
+    download::download(&Download::new(url)?, path, making.progress)?;
     Ok(())
 }
 
@@ -353,7 +353,10 @@ fn from_archive(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) 
         };
         return Err(Error::new(
             &WRONG_ARCHIVE,
-            format!("{} is not the pinned archive; {also}\n  pinned: {pinned}\n  found:  {found}", path.display()),
+            format!(
+                "{} is not the pinned archive; {also}\n  pinned: {pinned}\n  found:  {found}",
+                path.display()
+            ),
         )
         .hint("to go by the tree's hash alone, remove `archive-sha256` from [source] in PROVENANCE"));
     }
@@ -393,7 +396,10 @@ fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> R
             &GIT_FAILED,
             format!("git archive {} failed in {}: {}", source.revision, path.display(), said.trim()),
         )
-        .hint(format!("fetch the revision there first: git fetch {} {}", source.repository, source.revision)));
+        .hint(format!(
+            "fetch the revision there first: git fetch {} {}",
+            source.repository, source.revision
+        )));
     }
     unpacked?;
     check_tree(source, tree, &path.display().to_string())
@@ -418,8 +424,11 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         } else if kind.is_file() {
             fs::copy(&source, &target)?;
         } else {
-            return Err(Error::new(&NO_SOURCE, format!("{} is neither file, folder nor link", source.display()))
-                .hint("give a clean copy of the revision with --source"));
+            return Err(Error::new(
+                &NO_SOURCE,
+                format!("{} is neither file, folder nor link", source.display()),
+            )
+            .hint("give a clean copy of the revision with --source"));
         }
     }
     Ok(())

@@ -365,7 +365,11 @@ mod tests {
         fs::write(staging.path().join("done"), "1").unwrap();
         assert_eq!(staging.publish().unwrap(), entry);
         assert!(entry.join("done").is_file() && !entry.join("half").exists());
-        assert_eq!(fs::read_dir(folder.path().join("sources")).unwrap().count(), 1, "staging was left behind");
+        assert_eq!(
+            fs::read_dir(folder.path().join("sources")).unwrap().count(),
+            1,
+            "staging was left behind"
+        );
     }
 
     #[test]

@@ -13,7 +13,11 @@ use support::{World, finished, llvm_tool};
 fn setup_then_doctor_then_build_and_a_second_setup_does_nothing() {
     let world = World::new();
     let bare = world.run(&["doctor"]).exits(1);
-    assert!(bare.stdout.contains("[KILN-0389]") && bare.stdout.contains("cargo xtask setup"), "{}", bare.stdout);
+    assert!(
+        bare.stdout.contains("[KILN-0389]") && bare.stdout.contains("cargo xtask setup"),
+        "{}",
+        bare.stdout
+    );
     assert!(!world.path("store").exists(), "doctor wrote something");
 
     let first = world.setup();
@@ -23,7 +27,11 @@ fn setup_then_doctor_then_build_and_a_second_setup_does_nothing() {
     assert_eq!(second.stderr, "");
 
     let doctor = world.run(&["doctor", "--arch", "sm_86"]).exits(0);
-    assert!(doctor.stdout.ends_with("ready: `cargo xtask build --arch sm_NN` would start\n"), "{}", doctor.stdout);
+    assert!(
+        doctor.stdout.ends_with("ready: `cargo xtask build --arch sm_NN` would start\n"),
+        "{}",
+        doctor.stdout
+    );
     let built = world.run(&["build", "--arch", "sm_86", "--arch", "sm_90"]).exits(0);
     for arch in ["sm_86", "sm_90"] {
         assert!(built.stdout.contains(&format!(".target {arch}, 1 entries")), "{}", built.stdout);
@@ -35,7 +43,8 @@ fn setup_says_what_it_would_do_and_does_nothing() {
     let world = World::new();
     let upstream = world.path("upstream").display().to_string();
     let run = world.run(&["setup", "--dry-run", "--source", &upstream]).exits(0);
-    let verbs: Vec<_> = run.stdout.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    let verbs: Vec<_> =
+        run.stdout.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
     assert_eq!(verbs, ["would take", "would build", "would write"]);
     assert!(!world.path("store").exists() && !world.path("work/.cargo/cuda-oxide.toml").exists());
 }
@@ -75,7 +84,8 @@ fn b2_an_edited_patch_is_refused_and_a_recorded_one_makes_another_backend() {
     world.setup();
     let first = world.backend();
     let patch = world.path("work/backend-patches/0001-change.patch");
-    let edited = fs::read_to_string(&patch).unwrap().replace(" /// Exported", "+// Another line.\n /// Exported");
+    let edited =
+        fs::read_to_string(&patch).unwrap().replace(" /// Exported", "+// Another line.\n /// Exported");
     let edited = edited.replace("-1,7 +1,5", "-1,7 +1,6");
     fs::write(&patch, edited).unwrap();
     world.run(&["build", "--arch", "sm_86"]).exits(70).says("error[KILN-0205]");
@@ -107,7 +117,11 @@ fn another_tree_is_refused_by_its_hash() {
     let world = World::new();
     fs::write(world.path("upstream/extra"), "x").unwrap();
     let upstream = world.path("upstream").display().to_string();
-    world.run(&["setup", "--offline", "--source", &upstream]).exits(70).says("error[KILN-0384]").says("pinned: sha256-");
+    world
+        .run(&["setup", "--offline", "--source", &upstream])
+        .exits(70)
+        .says("error[KILN-0384]")
+        .says("pinned: sha256-");
     let left: Vec<_> = fs::read_dir(world.path("store/pristine")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -129,7 +143,8 @@ fn a5_another_llc_major_is_refused_and_an_explicit_one_is_never_skipped() {
 fn e10_another_llc_arch_or_contraction_compiles_again_although_no_source_changed() {
     let world = World::new();
     world.setup();
-    let calls = |arch: &str| fs::read_to_string(world.path(&format!("work/target/device/{arch}/calls.txt"))).unwrap();
+    let calls =
+        |arch: &str| fs::read_to_string(world.path(&format!("work/target/device/{arch}/calls.txt"))).unwrap();
     world.run(&["build", "--arch", "sm_86"]).exits(0);
     world.run(&["build", "--arch", "sm_86"]).exits(0);
     assert_eq!(calls("sm_86"), "arch=sm_86 no_fma=1 ptx=false\narch=sm_86 no_fma=1 ptx=true\n");
@@ -171,7 +186,20 @@ fn a11_a_leaked_intrinsic_fails_the_build() {
 #[test]
 fn f1_f2_misspelt_archs_are_refused_before_anything_else() {
     let world = World::new();
-    for wrong in ["SM_86", "86", "8.6", "compute_86", "sm86", "sm_86 ", "sm_086", "sm_8６", "", "sm_86,sm_90", "sm_86a", "native"] {
+    for wrong in [
+        "SM_86",
+        "86",
+        "8.6",
+        "compute_86",
+        "sm86",
+        "sm_86 ",
+        "sm_086",
+        "sm_8６",
+        "",
+        "sm_86,sm_90",
+        "sm_86a",
+        "native",
+    ] {
         let run = world.run(&["build", "--arch", wrong]).exits(1);
         assert!(run.stderr.contains("hint: "), "{wrong:?}: {}", run.stderr);
     }
@@ -224,12 +252,16 @@ fn e1_two_setups_at_once_both_succeed_and_build_once() {
 fn b17_a_relative_store_is_the_same_folder_from_everywhere() {
     let world = World::new();
     let upstream = world.path("upstream").display().to_string();
-    let mut command = world.command(&["setup", "--offline", "--source", &upstream, "--store", "target/the store"]);
+    let mut command =
+        world.command(&["setup", "--offline", "--source", &upstream, "--store", "target/the store"]);
     command.env_remove("KILN_STORE").current_dir(world.path("work/kernels/device"));
     finished(command.output().unwrap()).exits(0);
     assert!(world.path("work/target/the store/backends").is_dir());
     let config = fs::read_to_string(world.path("work/.cargo/cuda-oxide.toml")).unwrap();
-    assert!(config.contains(&format!("backend = \"{}/backends/", world.path("work/target/the store").display())), "{config}");
+    assert!(
+        config.contains(&format!("backend = \"{}/backends/", world.path("work/target/the store").display())),
+        "{config}"
+    );
 
     // The choice is remembered, and from the root it is the same.
     let mut command = world.command(&["build", "--arch", "sm_86"]);
@@ -293,7 +325,12 @@ fn c12_a_read_only_store_serves_doctor_and_build() {
     let world = World::new();
     world.setup();
     let mode = |mode| {
-        let all = [world.path("store"), world.path("store/backends"), world.path("store/sources"), world.path("store/locks")];
+        let all = [
+            world.path("store"),
+            world.path("store/backends"),
+            world.path("store/sources"),
+            world.path("store/locks"),
+        ];
         for folder in all {
             fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
         }
@@ -342,8 +379,12 @@ fn g8_doctor_survives_a_machine_where_everything_is_broken() {
     assert_eq!(report["schema"], "kiln.doctor/1");
     assert_eq!(report["ok"], false);
     assert_eq!(report["exit"], 1);
-    let subjects: Vec<_> =
-        report["decisions"].as_array().unwrap().iter().map(|decision| decision["subject"].as_str().unwrap()).collect();
+    let subjects: Vec<_> = report["decisions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|decision| decision["subject"].as_str().unwrap())
+        .collect();
     assert_eq!(
         subjects,
         [
@@ -388,7 +429,8 @@ fn b20_a_missing_rustup_is_no_crash_and_the_exact_command_is_given() {
 #[test]
 fn a_toolchain_without_rustc_dev_is_named_with_the_command() {
     let world = World::new();
-    let lib = fs::read_dir(world.path("sysroot/lib/rustlib")).unwrap().next().unwrap().unwrap().path().join("lib");
+    let lib =
+        fs::read_dir(world.path("sysroot/lib/rustlib")).unwrap().next().unwrap().unwrap().path().join("lib");
     fs::remove_file(lib.join("librustc_codegen_ssa-0.rmeta")).unwrap();
     let run = world.run(&["setup", "--offline"]).exits(1).says("error[KILN-0504]");
     run.says("rustup component add rustc-dev --toolchain");
@@ -440,6 +482,10 @@ fn g7_a_checkout_behind_a_link_uses_its_physical_settings() {
 fn explain_knows_the_codes() {
     let world = World::new();
     let run = world.run(&["explain", "KILN-0911"]).exits(0);
-    assert!(run.stdout.starts_with("KILN-0911: ") && run.stdout.ends_with("PROVENANCE says)\n"), "{}", run.stdout);
+    assert!(
+        run.stdout.starts_with("KILN-0911: ") && run.stdout.ends_with("PROVENANCE says)\n"),
+        "{}",
+        run.stdout
+    );
     world.run(&["explain", "KILN-9999"]).exits(1).says("error[KILN-0120]");
 }

@@ -67,7 +67,8 @@ impl Build {
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         for arch in &archs {
-            let arch = plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
+            let arch =
+                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
                 eprintln!("warning: {note}");
@@ -139,9 +140,8 @@ const BINARY: &str = "kiln";
 impl GpuBuild<'_> {
     fn refuse_other_backend(&self) -> Result<()> {
         let Some(named) = self.env.path("CUDA_OXIDE_BACKEND")? else { return Ok(()) };
-        let same = fs::canonicalize(&named).is_ok_and(|real| {
-            fs::canonicalize(&self.backend.library).is_ok_and(|verified| real == verified)
-        });
+        let same = fs::canonicalize(&named)
+            .is_ok_and(|real| fs::canonicalize(&self.backend.library).is_ok_and(|verified| real == verified));
         if same {
             return Ok(());
         }
@@ -235,8 +235,11 @@ fn library_path(link: &Path, env: &Env) -> Result<OsString> {
     let own = env.var("LIBRARY_PATH").map(std::env::split_paths).into_iter().flatten();
     let folders = own.filter(|folder| !folder.as_os_str().is_empty()).chain([link.to_owned()]);
     std::env::join_paths(folders).map_err(|error| {
-        Error::new(&child::BAD_PATH_ELEMENT, format!("cannot search {} for libraries: {error}", link.display()))
-            .hint("move the toolkit to a folder without this character")
+        Error::new(
+            &child::BAD_PATH_ELEMENT,
+            format!("cannot search {} for libraries: {error}", link.display()),
+        )
+        .hint("move the toolkit to a folder without this character")
     })
 }
 
@@ -259,9 +262,9 @@ fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
     command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
     command.arg("--message-format=json-render-diagnostics");
     command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .map_err(|error| Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error))?;
+    let mut child = command.spawn().map_err(|error| {
+        Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
+    })?;
     let mut binary = None;
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).lines() {
@@ -301,5 +304,7 @@ fn check(status: ExitStatus, what: &str, code: &'static crate::error::Code) -> R
         return Ok(());
     }
     let exit = status.code().and_then(|code| u8::try_from(code).ok()).map_or(Exit::Internal, Exit::Child);
-    Err(Error::new(code, format!("{what} ended with {status}")).with_exit(exit).hint("read the first error above"))
+    Err(Error::new(code, format!("{what} ended with {status}"))
+        .with_exit(exit)
+        .hint("read the first error above"))
 }

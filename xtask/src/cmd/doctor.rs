@@ -59,7 +59,9 @@ impl Doctor {
             .unwrap_or(0);
         decisions.insert(after_backend, backend::load(&plan.backend, &plan.rustc, env));
         for arch in &self.arch {
-            decisions.push(plan::resolve_arch(arch, plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env).decision);
+            decisions.push(
+                plan::resolve_arch(arch, plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env).decision,
+            );
         }
         let exit = decisions
             .iter()

@@ -65,10 +65,15 @@ impl Explain {
         let digits = asked.trim_start_matches(|c: char| !c.is_ascii_digit());
         let id = format!("KILN-{digits:0>4}");
         let code = codes.into_iter().find(|code| code.id == id).ok_or_else(|| {
-            Error::new(&UNKNOWN, format!("there is no error code {asked}"))
-                .hint("run: cargo xtask explain")
+            Error::new(&UNKNOWN, format!("there is no error code {asked}")).hint("run: cargo xtask explain")
         })?;
-        output::line(&format!("{}: {}\n\n{}\n\nExit code: {}", code.id, code.title, code.explanation, meaning(code.exit)))?;
+        output::line(&format!(
+            "{}: {}\n\n{}\n\nExit code: {}",
+            code.id,
+            code.title,
+            code.explanation,
+            meaning(code.exit)
+        ))?;
         Ok(0)
     }
 }

@@ -138,8 +138,8 @@ fn steps(plan: &Plan, origin: &Origin) -> Vec<String> {
         steps.push(format!("build and check the backend: {reason}"));
     }
     if !steps.is_empty() || !plan.checkout.decision.is_good() {
-        let reason = because(&plan.checkout.decision.problem)
-            .unwrap_or_else(|| "they name the backend".to_owned());
+        let reason =
+            because(&plan.checkout.decision.problem).unwrap_or_else(|| "they name the backend".to_owned());
         steps.push(format!("write .cargo/cuda-oxide.toml and {LINK}: {reason}"));
     }
     steps
