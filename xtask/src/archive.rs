@@ -1,12 +1,13 @@
 //! Unpacking what `git archive` writes, and nothing else: a `.tar.gz`, or the tar stream itself.
 //!
-//! The `tar` crate finds the headers; what they mean and what is written is decided here. Every member is checked
-//! before it is written, symlinks come last and are resolved against each other, and no member may stand below
-//! one: so nothing outside the staging folder can be touched, whatever the order of members. Names, contents, the
-//! executable bit and symlink targets are taken; owners, times and other mode bits are not.
+//! The `tar` crate finds the headers; what they mean and what is written is decided here. Every member is
+//! checked before it is written, symlinks come last and are resolved against each other, and no member may
+//! stand below one: so nothing outside the staging folder can be touched, whatever the order of members.
+//! Names, contents, the executable bit and symlink targets are taken; owners, times and other mode bits are
+//! not.
 //!
-//! Whether the tree is the right one is not asked here: see [`crate::nar`]. After a failure the caller drops the
-//! staging folder.
+//! Whether the tree is the right one is not asked here: see [`crate::nar`]. After a failure the caller drops
+//! the staging folder.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -24,31 +25,33 @@ use crate::hash::Revision;
 
 crate::codes! {
     NOT_AN_ARCHIVE = "KILN-0611", Machine, "not a .tar.gz",
-        "A source archive is a gzip-compressed tar file. The message says what the file is instead: an HTML page \
-         comes from a proxy or a log-in page, a plain .tar needs `gzip`, an empty file is a failed download. \
-         Remove it and run `cargo xtask setup` again, or give another file with `--source`.";
+        "A source archive is a gzip-compressed tar file. The message says what the file is instead: an HTML \
+         page comes from a proxy or a log-in page, a plain .tar needs `gzip`, an empty file is a failed \
+         download. Remove it and run `cargo xtask setup` again, or give another file with `--source`.";
     DAMAGED = "KILN-0612", Machine, "the archive is damaged",
-        "The archive ends too early, its checksums do not match, or something follows its end. That is a broken \
-         copy or download: remove the file and run `cargo xtask setup` again. Nothing of it was kept.";
+        "The archive ends too early, its checksums do not match, or something follows its end. That is a \
+         broken copy or download: remove the file and run `cargo xtask setup` again. Nothing of it was \
+         kept.";
     LAYOUT = "KILN-0613", Machine, "the archive is not laid out as git archive does it",
-        "A source archive has exactly one folder at its top that holds everything, each name once, and no two \
-         names that differ in case alone. Make one with `git archive --format=tar.gz --prefix=source/ REVISION`.";
+        "A source archive has exactly one folder at its top that holds everything, each name once, and no \
+         two names that differ in case alone. Make one with `git archive --format=tar.gz --prefix=source/ \
+         REVISION`.";
     UNSAFE = "KILN-0614", Machine, "the archive has a member that could leave its folder",
-        "Absolute names, `..`, symlinks that point out of the tree, members below a symlink, hard links, devices \
-         and pipes are refused, because unpacking them can write elsewhere. git archive writes none of them from \
-         a sound repository; do not trust this file.";
+        "Absolute names, `..`, symlinks that point out of the tree, members below a symlink, hard links, \
+         devices and pipes are refused, because unpacking them can write elsewhere. git archive writes none \
+         of them from a sound repository; do not trust this file.";
     TOO_BIG = "KILN-0615", Machine, "the archive is larger than a source tree may be",
-        "Unpacking stopped at a limit on members, bytes or the length of a name. The pinned source is far below \
-         these limits, so this is another archive or one made to fill the disk.";
+        "Unpacking stopped at a limit on members, bytes or the length of a name. The pinned source is far \
+         below these limits, so this is another archive or one made to fill the disk.";
     OTHER_REVISION = "KILN-0616", Refusal, "the archive is of another revision",
-        "git archive records the revision that it packed, and that is not the one pinned in PROVENANCE. Give the \
-         archive of the pinned revision, or pin the other one with `cargo xtask pin`.";
+        "git archive records the revision that it packed, and that is not the one pinned in PROVENANCE. Give \
+         the archive of the pinned revision, or pin the other one with `cargo xtask pin`.";
     LFS_POINTER = "KILN-0617", Machine, "the archive holds Git LFS pointers",
-        "A file in the archive is the pointer that Git LFS leaves in place of the content, so what it should hold \
-         is missing. Make the archive from a checkout where `git lfs pull` has run.";
+        "A file in the archive is the pointer that Git LFS leaves in place of the content, so what it should \
+         hold is missing. Make the archive from a checkout where `git lfs pull` has run.";
     SUBMODULE = "KILN-0618", Machine, "the archive lacks a submodule",
-        "The archive has a .gitmodules file and an empty folder where a submodule belongs: git archive leaves them \
-         out. Give a folder with `git submodule update --init` done as `--source`.";
+        "The archive has a .gitmodules file and an empty folder where a submodule belongs: git archive \
+         leaves them out. Give a folder with `git submodule update --init` done as `--source`.";
     NOT_EMPTY = "KILN-0619", Internal, "the staging folder is not empty",
         "Sources are unpacked only into a folder of their own. Please report this as a bug.";
 }
@@ -108,7 +111,8 @@ impl Unpacked {
     }
 }
 
-/// Unpacks the `.tar.gz` at `archive` into the folder `into`, which is made if it is missing and must be empty.
+/// Unpacks the `.tar.gz` at `archive` into the folder `into`, which is made if it is missing and must be
+/// empty.
 ///
 /// All gzip members are read, to the end of the file.
 ///

@@ -1,11 +1,12 @@
 //! Downloading one file over HTTPS, so that only a whole and plausible body ever has the final name.
 //!
-//! The body goes into `NAME.part` beside the target and is renamed when it is complete; a killed download leaves only
-//! that, and the next one goes on where it ended if the server says that the file is the same (a strong ETag).
-//! Passing failures are retried a few times with growing pauses, and `Retry-After` is honoured. Proxies come from the
-//! usual variables, certificates from the system.
+//! The body goes into `NAME.part` beside the target and is renamed when it is complete; a killed download
+//! leaves only that, and the next one goes on where it ended if the server says that the file is the same (a
+//! strong ETag). Passing failures are retried a few times with growing pauses, and `Retry-After` is honoured.
+//! Proxies come from the usual variables, certificates from the system.
 //!
-//! Not here: whether to download at all, locking (one writer per target), and whether the content is the right one.
+//! Not here: whether to download at all, locking (one writer per target), and whether the content is the
+//! right one.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write as _};
@@ -22,29 +23,32 @@ use crate::progress::Progress;
 
 crate::codes! {
     BAD_ADDRESS = "KILN-0641", Machine, "not an address to download from",
-        "Sources are downloaded over https, so that nobody on the way can change or watch the request. Plain http is \
-         accepted from this machine only. Mend the repository in PROVENANCE, or give a local archive with `--source`.";
-    UNREACHABLE = "KILN-0642", Machine, "the server cannot be reached",
-        "There was no answer: no network, a name that does not resolve, a firewall, a proxy, or a certificate that the \
-         system does not trust. HTTPS_PROXY and NO_PROXY are honoured, SSL_CERT_FILE names another set of \
-         certificates. Without a network give the archive with `--source`.";
-    STATUS = "KILN-0643", Machine, "the server did not give the file",
-        "The server answered with a status other than success, which the message shows with the start of the answer. \
-         404 means that the repository or the revision is not there, 401 and 403 that it is not public, 429 that too \
-         many requests came from this address. A local archive can be given with `--source`.";
-    NOT_THE_FILE = "KILN-0644", Machine, "the server gave something else than the file",
-        "The answer was a success, yet its body is no archive: an HTML page usually comes from a proxy or a log-in \
-         page of the network. Nothing was kept. Open the address in a browser to see it, or give a local archive \
+        "Sources are downloaded over https, so that nobody on the way can change or watch the request. Plain \
+         http is accepted from this machine only. Mend the repository in PROVENANCE, or give a local archive \
          with `--source`.";
+    UNREACHABLE = "KILN-0642", Machine, "the server cannot be reached",
+        "There was no answer: no network, a name that does not resolve, a firewall, a proxy, or a \
+         certificate that the system does not trust. HTTPS_PROXY and NO_PROXY are honoured, SSL_CERT_FILE \
+         names another set of certificates. Without a network give the archive with `--source`.";
+    STATUS = "KILN-0643", Machine, "the server did not give the file",
+        "The server answered with a status other than success, which the message shows with the start of the \
+         answer. 404 means that the repository or the revision is not there, 401 and 403 that it is not \
+         public, 429 that too many requests came from this address. A local archive can be given with \
+         `--source`.";
+    NOT_THE_FILE = "KILN-0644", Machine, "the server gave something else than the file",
+        "The answer was a success, yet its body is no archive: an HTML page usually comes from a proxy or a \
+         log-in page of the network. Nothing was kept. Open the address in a browser to see it, or give a \
+         local archive with `--source`.";
     CUT_OFF = "KILN-0645", Machine, "the download was cut off",
-        "The connection ended or went silent before the whole body came, several times in a row. What came is kept \
-         beside the target; running the command again goes on from there if the server can do that.";
+        "The connection ended or went silent before the whole body came, several times in a row. What came \
+         is kept beside the target; running the command again goes on from there if the server can do \
+         that.";
     TOO_LARGE = "KILN-0646", Machine, "the download is larger than the file can be",
-        "The body is far larger than the pinned source, so it was stopped before it filled the disk. Check the \
-         address in PROVENANCE.";
+        "The body is far larger than the pinned source, so it was stopped before it filled the disk. Check \
+         the address in PROVENANCE.";
     CLIENT = "KILN-0647", Machine, "the HTTP client cannot be set up",
-        "The system's certificates or proxy variables cannot be used. The message names the reason; check HTTPS_PROXY, \
-         ALL_PROXY and SSL_CERT_FILE.";
+        "The system's certificates or proxy variables cannot be used. The message names the reason; check \
+         HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE.";
 }
 
 /// What to download, and how patiently.
@@ -73,7 +77,8 @@ pub enum Content {
 }
 
 impl Download {
-    /// A gzip file of at most 512 MiB at `url`, in four attempts, with 20 s to connect and 30 s without a byte.
+    /// A gzip file of at most 512 MiB at `url`, in four attempts, with 20 s to connect and 30 s without a
+    /// byte.
     ///
     /// # Errors
     /// [`BAD_ADDRESS`]: not https, and not http on this machine.
@@ -134,9 +139,8 @@ impl Clock for SystemClock {
 
 /// Downloads into the file `to`, replacing it; its folder is made if it is missing.
 ///
-/// # Errors
-/// One of [`CODES`], with the status, the address and the start of the body where there was one, or a failure to
-/// write. `to` is untouched then.
+/// # Errors One of [`CODES`], with the status, the address and the start of the body where there was one, or
+/// a failure to write. `to` is untouched then.
 pub fn download(request: &Download, to: &Path, progress: &dyn Progress) -> Result<Downloaded> {
     download_by(request, to, progress, &SystemClock)
 }
@@ -403,7 +407,10 @@ impl Transfer<'_> {
     }
 
     fn fault(&self, code: &'static crate::error::Code, what: String) -> Error {
-        Error::new(code, what).hint("check `repository` and `revision` in PROVENANCE and the network, or give a local archive with `--source`")
+        Error::new(code, what).hint(
+            "check `repository` and `revision` in PROVENANCE and the network, or give a local archive with \
+             `--source`",
+        )
     }
 }
 

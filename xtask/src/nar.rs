@@ -1,9 +1,9 @@
 //! The hash of a source tree: the sha256 of its Nix archive (NAR), which `nix hash path` prints too.
 //!
-//! A NAR holds names, contents, the executable bit and symlink targets, in one order, and nothing else: no times,
-//! owners or other mode bits. So the hash names the sources, not the archive that brought them. The format is
-//! specified in the Nix manual (<https://nix.dev/manual/nix/stable/protocols/nix-archive>). Nothing here writes
-//! a NAR to disk.
+//! A NAR holds names, contents, the executable bit and symlink targets, in one order, and nothing else: no
+//! times, owners or other mode bits. So the hash names the sources, not the archive that brought them. The
+//! format is specified in the Nix manual (<https://nix.dev/manual/nix/stable/protocols/nix-archive>). Nothing
+//! here writes a NAR to disk.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -22,12 +22,13 @@ use crate::hash::TreeHash;
 
 crate::codes! {
     NOT_A_TREE = "KILN-0601", Machine, "not a folder that can be hashed",
-        "A source tree is a folder of regular files, folders and symlinks. The named path is something else: a \
-         device, a pipe or a socket, or the root is not a folder. git stores nothing of the kind, so something on \
-         this machine put it there; remove it, or fetch the source again with `cargo xtask setup`.";
+        "A source tree is a folder of regular files, folders and symlinks. The named path is something else: \
+         a device, a pipe or a socket, or the root is not a folder. git stores nothing of the kind, so \
+         something on this machine put it there; remove it, or fetch the source again with `cargo xtask \
+         setup`.";
     CHANGED = "KILN-0602", Machine, "a file changed while it was hashed",
-        "The named file became longer, shorter or something else while the tree was being hashed, so there is no \
-         hash that means anything. Stop what writes into the store and run the command again.";
+        "The named file became longer, shorter or something else while the tree was being hashed, so there \
+         is no hash that means anything. Stop what writes into the store and run the command again.";
 }
 
 /// The NAR hash of the tree below `root`.
@@ -35,9 +36,8 @@ crate::codes! {
 /// Reads every file once, on this thread, while another one hashes; memory stays below 2 MiB. A symlink to a
 /// folder is accepted as the root and only there.
 ///
-/// # Errors
-/// [`NOT_A_TREE`] for anything but files, folders and symlinks, [`CHANGED`] when a file changes meanwhile, and
-/// failures to read.
+/// # Errors [`NOT_A_TREE`] for anything but files, folders and symlinks, [`CHANGED`] when a file changes
+/// meanwhile, and failures to read.
 pub fn hash_tree(root: &Path) -> Result<TreeHash> {
     let kind = fs_err::metadata(root)?.file_type();
     if !kind.is_dir() {
@@ -114,7 +114,8 @@ impl Nar {
     }
 
     fn file(&mut self, path: &Path) -> Result<()> {
-        // NOFOLLOW and NONBLOCK: what the folder listing called a file may have become a link or a pipe since.
+        // NOFOLLOW and NONBLOCK: what the folder listing called a file may have become a link or a pipe
+        // since.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
         let mut file = fs_err::OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
         let metadata = file.metadata()?;
@@ -232,7 +233,8 @@ fn changed(path: &Path) -> Error {
         .hint("stop what writes into this folder and run the command again")
 }
 
-/// Bytes in one chunk: large enough that handing it over costs nothing, small enough for the second-level cache.
+/// Bytes in one chunk: large enough that handing it over costs nothing, small enough for the second-level
+/// cache.
 const CHUNK: usize = 256 << 10;
 /// Chunks that may wait for the hasher.
 const CHUNKS: usize = 4;

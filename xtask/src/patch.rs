@@ -1,17 +1,17 @@
 //! Carried patches: git-style unified diffs, read and applied exactly or not at all.
 //!
-//! A patch is kept beside the pinned source that it was made for, so every line of context must be where the patch
-//! says it is. Nothing is searched for, nothing is ignored: no fuzz, no offsets, no whitespace or line-end
-//! tolerance, no reversing. Whatever stands in the way is an error that shows both sides. A series is applied in
-//! memory first and written only when all of it fits, then read back; no `git` or `patch` program takes part, so
-//! an outer repository, a locale or another implementation cannot change the outcome.
+//! A patch is kept beside the pinned source that it was made for, so every line of context must be where the
+//! patch says it is. Nothing is searched for, nothing is ignored: no fuzz, no offsets, no whitespace or
+//! line-end tolerance, no reversing. Whatever stands in the way is an error that shows both sides. A series
+//! is applied in memory first and written only when all of it fits, then read back; no `git` or `patch`
+//! program takes part, so an outer repository, a locale or another implementation cannot change the outcome.
 //!
 //! Text changes, new and deleted files, renames and the executable bit are supported. Binary data, symlinks,
 //! submodules and copies are refused when the patch is read.
 //!
-//! The `diffy` crate reads such patches too, and the tests use it to make some. It is not used here because it
-//! passes over text that belongs to nothing, looks for the best place of a hunk, and knows no line numbers, which
-//! are what the author of a patch needs.
+//! The `diffy` crate reads such patches too, and the tests use it to make some. It is not used here because
+//! it passes over text that belongs to nothing, looks for the best place of a hunk, and knows no line
+//! numbers, which are what the author of a patch needs.
 
 mod apply;
 mod parse;
@@ -27,46 +27,49 @@ use crate::error::Result;
 
 crate::codes! {
     MALFORMED = "KILN-0661", Machine, "a patch file is malformed",
-        "The patch cannot be read as a git-style unified diff: a header is wrong, a hunk has more or fewer lines \
-         than its header says, or a line belongs to nothing. Patches that were edited by hand often end up so. Make \
-         it again with `git diff` or `git format-patch`, and record its new sha256 with `cargo xtask pin`.";
+        "The patch cannot be read as a git-style unified diff: a header is wrong, a hunk has more or fewer \
+         lines than its header says, or a line belongs to nothing. Patches that were edited by hand often \
+         end up so. Make it again with `git diff` or `git format-patch`, and record its new sha256 with \
+         `cargo xtask pin`.";
     EMPTY = "KILN-0662", Machine, "a patch file changes nothing",
-        "The patch file is empty or holds text without a diff, so the source would be built unpatched. Restore the \
-         file, or remove its entry from PROVENANCE.";
+        "The patch file is empty or holds text without a diff, so the source would be built unpatched. \
+         Restore the file, or remove its entry from PROVENANCE.";
     CRLF = "KILN-0663", Machine, "a patch file has CRLF line ends",
         "The lines of the patch itself end in carriage return and line feed. Most often git converted it on \
-         checkout (core.autocrlf). Mark patches with `*.patch -text` in .gitattributes and check them out again.";
+         checkout (core.autocrlf). Mark patches with `*.patch -text` in .gitattributes and check them out \
+         again.";
     PREFIX = "KILN-0664", Machine, "a patch does not use the a/ and b/ prefixes",
-        "Names in a patch must start with a/ on the old side and b/ on the new one, so that they mean one thing \
-         only. Make the patch with `git diff --src-prefix=a/ --dst-prefix=b/`; diff.noprefix and \
+        "Names in a patch must start with a/ on the old side and b/ on the new one, so that they mean one \
+         thing only. Make the patch with `git diff --src-prefix=a/ --dst-prefix=b/`; diff.noprefix and \
          diff.mnemonicPrefix change what git writes.";
     UNSUPPORTED = "KILN-0665", Machine, "a patch holds something that is not applied",
-        "Binary data, symlinks, submodules, copies and merges are not applied from patches. `Binary files differ` \
-         without data holds no change at all. Carry such a change as text, or leave it out.";
+        "Binary data, symlinks, submodules, copies and merges are not applied from patches. `Binary files \
+         differ` without data holds no change at all. Carry such a change as text, or leave it out.";
     UNSAFE_PATH = "KILN-0666", Machine, "a patch names a path outside of the source",
-        "Names in a patch must stay inside the source tree: no absolute names, no `..`, nothing in `.git`, and \
-         nothing beyond a symlink.";
+        "Names in a patch must stay inside the source tree: no absolute names, no `..`, nothing in `.git`, \
+         and nothing beyond a symlink.";
     MISMATCH = "KILN-0667", Machine, "a patch does not apply",
-        "The source does not have the lines that the patch expects. The pinned source never changes, so the patch was \
-         made for another revision, or after another set of patches. Make it again for this source.";
+        "The source does not have the lines that the patch expects. The pinned source never changes, so the \
+         patch was made for another revision, or after another set of patches. Make it again for this \
+         source.";
     OFFSET = "KILN-0668", Machine, "a patch applies only at another line",
-        "The lines that the patch expects are in the file, but elsewhere. With a pinned source that means that the \
-         patch was made for another revision, and a place that merely looks alike can be the wrong one. Make it \
-         again for this source.";
+        "The lines that the patch expects are in the file, but elsewhere. With a pinned source that means \
+         that the patch was made for another revision, and a place that merely looks alike can be the wrong \
+         one. Make it again for this source.";
     ALREADY_APPLIED = "KILN-0669", Machine, "a patch is already applied",
-        "The source already has what the patch would make of it: an earlier patch or the pinned revision contains \
-         the change, or the patch was made the wrong way round. Remove it, or reverse it.";
+        "The source already has what the patch would make of it: an earlier patch or the pinned revision \
+         contains the change, or the patch was made the wrong way round. Remove it, or reverse it.";
     EXISTS = "KILN-0670", Machine, "a patch adds a file that exists",
-        "The source already has a file of this name. After a change of the pinned revision it usually means that \
-         upstream has added it, so the patch or this part of it can go.";
+        "The source already has a file of this name. After a change of the pinned revision it usually means \
+         that upstream has added it, so the patch or this part of it can go.";
     MISSING = "KILN-0671", Machine, "a patch changes a file that is not there",
         "The patch was made for another revision, or it needs another patch that comes later or is gone.";
     MODE = "KILN-0672", Machine, "a patch expects another file mode",
-        "The executable bit of the file is not the one that the patch states for its old side. Make the patch again \
-         for this source.";
+        "The executable bit of the file is not the one that the patch states for its old side. Make the \
+         patch again for this source.";
     NOT_WRITTEN = "KILN-0673", Internal, "a patched file is not what was written",
-        "After writing a patched file, reading it gave something else. Either another program writes into the \
-         staging folder, or the disk is failing.";
+        "After writing a patched file, reading it gave something else. Either another program writes into \
+         the staging folder, or the disk is failing.";
 }
 
 /// A carried patch that was read and found sound. Whether it fits a source is known only by applying it.
@@ -77,12 +80,11 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Reads the patch file `name`, whose content is `bytes`. A mail header, a message and a mail signature around
-    /// the diff are passed over.
+    /// Reads the patch file `name`, whose content is `bytes`. A mail header, a message and a mail signature
+    /// around the diff are passed over.
     ///
-    /// # Errors
-    /// [`EMPTY`], [`CRLF`], [`PREFIX`], [`UNSUPPORTED`], [`UNSAFE_PATH`] or [`MALFORMED`], with the line of the
-    /// patch.
+    /// # Errors [`EMPTY`], [`CRLF`], [`PREFIX`], [`UNSUPPORTED`], [`UNSAFE_PATH`] or [`MALFORMED`], with the
+    /// line of the patch.
     pub fn parse(name: impl Into<String>, bytes: &[u8]) -> Result<Self> {
         let name = name.into();
         let files = parse::files(&name, bytes)?;

@@ -295,6 +295,74 @@ fn c10_a_broken_download_goes_on_where_it_ended() {
     );
 }
 
+/// Downloads what the environment says; run by other tests in a process of its own.
+#[test]
+#[ignore = "is started by other tests"]
+fn helper_downloads_in_a_process_of_its_own() {
+    let [url, to] = ["KILN_TEST_URL", "KILN_TEST_TO"].map(|name| std::env::var(name).unwrap());
+    let request = Download { attempts: 1, ..Download::new(&url).unwrap() };
+    download(&request, Path::new(&to), &Silent).unwrap();
+}
+
+fn helper(url: &str, to: &Path) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    // The proxies of whoever runs the tests.
+    for name in ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
+    command
+        .args(["--exact", "download::tests::helper_downloads_in_a_process_of_its_own", "--ignored"])
+        .env("KILN_TEST_URL", url)
+        .env("KILN_TEST_TO", to)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
+    command
+}
+
+#[test]
+fn c10_a_killed_download_leaves_only_its_part_and_the_next_goes_on() {
+    let whole = bytes(TAGGED, &body());
+    let silent = Answer::Stall(whole[..whole.len() - body().len() + 1000].to_vec());
+    let rest = "206 Partial Content\r\nContent-Range: bytes 1000-200003/200004";
+    let (server, target) = (Server::new(vec![silent, send(rest, &body()[1000..])]), Target::new());
+    let part = target.folder.path().join("downloads/source.tar.gz.part");
+    let mut child = helper(&server.url(), &target.path()).spawn().unwrap();
+    let has_written = || fs_err::metadata(&part).is_ok_and(|metadata| metadata.len() == 1000);
+    let written = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        has_written()
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(written);
+    assert_eq!(target.names(), ["source.tar.gz.part", "source.tar.gz.part.etag"]);
+    assert_eq!(target.get(&server.request()).unwrap().resumed_at, 1000);
+    assert_eq!(fs_err::read(target.path()).unwrap(), body());
+    assert_eq!(target.names(), ["source.tar.gz"]);
+}
+
+#[test]
+fn the_proxy_variables_are_honoured_except_for_this_machine() {
+    let (proxy, target) = (Server::new(vec![send("403 Forbidden", b"")]), Target::new());
+    let variable = format!("http://127.0.0.1:{}", proxy.port);
+    helper("https://example.invalid/x", &target.path()).env("HTTPS_PROXY", &variable).status().unwrap();
+    assert!(proxy.asked()[0].starts_with("connect example.invalid:443 "), "{:?}", proxy.asked());
+
+    let (server, target) = (Server::new(vec![send("200 OK", &body())]), Target::new());
+    let status = helper(&server.url(), &target.path()).env("HTTP_PROXY", &variable).status().unwrap();
+    assert!(status.success());
+    assert_eq!(fs_err::read(target.path()).unwrap(), body());
+}
+
+#[test]
+fn a_server_without_tls_is_no_https_server() {
+    let answers = (0..4).map(|_| send("200 OK", &body())).collect();
+    let (server, target) = (Server::new(answers), Target::new());
+    let error = target.get(&Download::new(&server.url().replace("http:", "https:")).unwrap()).unwrap_err();
+    assert_eq!(error.code().id, UNREACHABLE.id);
+    assert!(!target.path().exists());
+}
+
 #[test]
 fn c10_a_server_that_ignores_the_range_or_has_another_file_starts_over() {
     let server =

@@ -36,10 +36,9 @@ pub struct AppliedFile {
 ///
 /// Nothing is written unless every patch fits. Every file is replaced as a whole, and read back.
 ///
-/// # Errors
-/// [`MISMATCH`], [`OFFSET`], [`ALREADY_APPLIED`], [`EXISTS`], [`MISSING`], [`MODE`] and [`UNSAFE_PATH`] name the
-/// patch, the file and the hunk, and leave the tree alone. After [`NOT_WRITTEN`] or a failure to write, the caller
-/// drops the tree.
+/// # Errors [`MISMATCH`], [`OFFSET`], [`ALREADY_APPLIED`], [`EXISTS`], [`MISSING`], [`MODE`] and
+/// [`UNSAFE_PATH`] name the patch, the file and the hunk, and leave the tree alone. After [`NOT_WRITTEN`] or
+/// a failure to write, the caller drops the tree.
 pub fn apply_series(patches: &[Patch], root: &Path) -> Result<Vec<Applied>> {
     let mut tree = Tree { root, files: BTreeMap::new() };
     let applied = patches.iter().map(|patch| tree.apply(patch)).collect::<Result<Vec<_>>>()?;

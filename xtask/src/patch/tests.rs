@@ -484,7 +484,7 @@ fn d13_a_newline_at_the_end_is_exact() {
 }
 
 #[test]
-fn d14_deleting_a_file_needs_its_exact_content() {
+fn deleting_a_file_needs_its_exact_content() {
     let text = "diff --git a/crates/f.txt b/crates/f.txt\ndeleted file mode 100644\n--- a/crates/f.txt\n+++ /dev/null\n\
                 @@ -1,3 +0,0 @@\n-one\n-two\n-three\n";
     let source = Source::new();
@@ -498,6 +498,19 @@ fn d14_deleting_a_file_needs_its_exact_content() {
         source.refused(&parse(text), &MISMATCH),
         "p.patch: crates/f.txt has more lines than the patch deletes with the file"
     );
+}
+
+#[test]
+fn d14_neither_git_nor_patch_is_needed() {
+    // Another process, where no program can be found.
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "patch::tests::a_change_is_applied_and_recorded"])
+        .env_clear()
+        .env("PATH", "/nowhere")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
