@@ -257,8 +257,9 @@ pub fn check(ptx: &Ptx, expected: &Expectation, name: &str, llc: &str) -> Result
         );
     };
     if *target != arch.to_string() {
-        let what = format!("{name} has `.target {target}`, and {arch} was asked for");
-        return Err(Error::new(&WRONG_TARGET, what).hint("unset CUDA_OXIDE_TARGET and build again"));
+        let what = format!("{name} has `.target {target}`, and {llc} was asked for {arch}");
+        return Err(Error::new(&WRONG_TARGET, what)
+            .hint("remove the folder of the file and build again; if it stays, another llc is needed"));
     }
     if version < arch.min_ptx() {
         let what = format!(
@@ -532,7 +533,7 @@ mod tests {
     fn f8_another_target_than_asked_is_refused() {
         assert_eq!(
             refused(GOOD, "sm_86"),
-            ("KILN-0332", "k.ptx has `.target sm_90`, and sm_86 was asked for".to_owned())
+            ("KILN-0332", "k.ptx has `.target sm_90`, and llc-22 was asked for sm_86".to_owned())
         );
         // Never by prefix.
         assert_eq!(refused(&GOOD.replace("sm_90", "sm_90a"), "sm_90").0, "KILN-0332");

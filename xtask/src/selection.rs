@@ -18,7 +18,7 @@ codes! {
          edited, damaged, or written by another version of kiln. `cargo xtask setup` writes it anew once it is \
          removed.";
     SELECTION_PATH = "KILN-0231", Machine, "a chosen path cannot be recorded",
-        "The store, the toolchain and the llc that `setup` chose are recorded in a TOML file, which is UTF-8, as \
+        "The store and the toolchain that `setup` chose are recorded in a TOML file, which is UTF-8, as \
          absolute paths. Choose a path whose name is UTF-8.";
 }
 
@@ -35,8 +35,6 @@ pub struct Selection {
     pub store: PathBuf,
     /// The sysroot of the Rust toolchain that built the backend, absolute.
     pub toolchain: PathBuf,
-    /// The llc that was asked for explicitly, absolute; `None` when it was chosen among the candidates.
-    pub llc: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -50,8 +48,6 @@ struct Written {
     schema: u32,
     store: PathBuf,
     toolchain: PathBuf,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    llc: Option<PathBuf>,
 }
 
 impl Selection {
@@ -91,7 +87,7 @@ impl Selection {
                 return Err(invalid(message));
             }
         }
-        Ok(Some(Selection { store: written.store, toolchain: written.toolchain, llc: written.llc }))
+        Ok(Some(Selection { store: written.store, toolchain: written.toolchain }))
     }
 
     /// Writes the file in the workspace at `root`, in one step; does nothing when it already says the same.
@@ -99,12 +95,8 @@ impl Selection {
     /// # Errors
     /// A path is relative or not UTF-8 ([`SELECTION_PATH`]), or the file cannot be written.
     pub fn save(&self, root: &Path) -> Result<()> {
-        let written = Written {
-            schema: SCHEMA,
-            store: self.store.clone(),
-            toolchain: self.toolchain.clone(),
-            llc: self.llc.clone(),
-        };
+        let written =
+            Written { schema: SCHEMA, store: self.store.clone(), toolchain: self.toolchain.clone() };
         for (key, value) in written.paths() {
             if value.to_str().is_none() || !value.is_absolute() {
                 let message = format!("`{key}` is {value:?}, expected an absolute path in UTF-8");
@@ -125,9 +117,7 @@ impl Selection {
 
 impl Written {
     fn paths(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
-        [("store", Some(&self.store)), ("toolchain", Some(&self.toolchain)), ("llc", self.llc.as_ref())]
-            .into_iter()
-            .filter_map(|(key, path)| Some((key, path?)))
+        [("store", &self.store), ("toolchain", &self.toolchain)].into_iter()
     }
 }
 
@@ -143,7 +133,7 @@ mod tests {
     use super::*;
 
     fn selection() -> Selection {
-        Selection { store: "/s t/ö".into(), toolchain: "/t".into(), llc: Some("/usr/bin/llc-22".into()) }
+        Selection { store: "/s t/ö".into(), toolchain: "/t".into() }
     }
 
     fn error_of(text: &str) -> String {
@@ -159,7 +149,7 @@ mod tests {
     fn absence_is_no_error_and_what_is_saved_is_loaded() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(Selection::load(root.path()).unwrap(), None);
-        for selection in [selection(), Selection { llc: None, ..selection() }] {
+        for selection in [Selection { store: "/other".into(), ..selection() }, selection()] {
             selection.save(root.path()).unwrap();
             assert_eq!(Selection::load(root.path()).unwrap(), Some(selection));
         }
@@ -184,7 +174,7 @@ mod tests {
     #[test]
     fn anything_else_in_the_file_is_an_error() {
         assert_snapshot!(error_of("schema = 1\nstore = '/s'\ntoolchain = '/t'\nlcc = '/l'\n"), @"
-        KILN-0230: [root]/.cargo/kiln.toml:4:1: unknown field `lcc`, expected one of `schema`, `store`, `toolchain`, `llc`
+        KILN-0230: [root]/.cargo/kiln.toml:4:1: unknown field `lcc`, expected one of `schema`, `store`, `toolchain`
           |
         3 | toolchain = '/t'
         4 | lcc = '/l'

@@ -150,7 +150,6 @@ fn remember(plan: &Plan, workspace: &Path) -> Result<()> {
     let selection = Selection {
         store: plan.store.require()?.root().to_owned(),
         toolchain: plan.rustc.require()?.sysroot.clone(),
-        llc: None,
     };
     if Selection::load(workspace).is_ok_and(|present| present.as_ref() == Some(&selection)) {
         return Ok(());

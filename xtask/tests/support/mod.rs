@@ -243,7 +243,7 @@ for argument in "$@"; do
 done
 cat > "$out" <<PTX
 // LLVM {version}
-.version 7.1
+.version 7.8
 .target $arch
 .address_size 64
 
