@@ -533,7 +533,7 @@ mod tests {
     fn f8_another_target_than_asked_is_refused() {
         assert_eq!(
             refused(GOOD, "sm_86"),
-            ("KILN-0332", "k.ptx has `.target sm_90`, and llc-22 was asked for sm_86".to_owned())
+            ("KILN-0332", "k.ptx has `.target sm_90`, and llc-22 22.1.8 was asked for sm_86".to_owned())
         );
         // Never by prefix.
         assert_eq!(refused(&GOOD.replace("sm_90", "sm_90a"), "sm_90").0, "KILN-0332");
