@@ -22,6 +22,13 @@ pub static VARIABLES: &[(&str, &str)] = &[
     ("CUDA_OXIDE_BACKEND", "refused by `build` when it names another backend than the verified one"),
     ("CUDA_TOOLKIT_PATH", "root of the CUDA toolkit (holds include/cuda.h)"),
     ("CUDA_HOME", "root of the CUDA toolkit, after CUDA_TOOLKIT_PATH"),
+    (
+        "LIBCLANG_PATH",
+        "libclang for bindgen: the library or its folder; refused, never skipped, when it is not there",
+    ),
+    ("LIBRARY_PATH", "further folders with a libcuda.so to link with"),
+    ("CUDA_CACHE_PATH", "reported by doctor: where the driver keeps what it compiled from PTX"),
+    ("CUDA_CACHE_DISABLE", "reported by doctor: `1` turns that cache off"),
     ("CARGO_HOME", "Cargo's home; empty counts as unset"),
     ("RUSTUP_HOME", "rustup's home, where toolchains are looked up"),
     ("RUSTUP_TOOLCHAIN", "reported by doctor; never decides which toolchain builds the backend"),
