@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use cuda_core::{CudaContext, CudaStream, DeviceBuffer};
+use cuda_core::{CudaContext, CudaStream, DeviceBuffer, DriverError};
 use kiln_engine::selftest::{DeviceKind, RunError, Runner};
 
-use crate::{q8_0_row, quantize_q8, rms_norm};
+use crate::{driver, q8_0_row, quantize_q8, rms_norm};
 
 /// Threads of a block, in every launch contract.
 pub const THREADS: usize = 256;
@@ -34,7 +34,8 @@ struct Cuda {
 
 impl Cuda {
     fn open(index: usize) -> Result<Self, RunError> {
-        let context = CudaContext::new(index)?;
+        driver::open()?;
+        let context = CudaContext::new(index).map_err(in_words)?;
         // SAFETY: the entries that are loaded are those embedded in this binary, compiled from these modules; every entry
         // name is unique by its prefix and operation.
         let (q8_0_row, rms_norm, quantize_q8) = unsafe {
@@ -96,6 +97,15 @@ impl Runner for Cuda {
         device_quants.copy_to_host(stream, quants)?;
         device_scales.copy_to_host(stream, scales)?;
         Ok(())
+    }
+}
+
+/// The driver's own words for its error.
+fn in_words(error: DriverError) -> RunError {
+    let code = error.0;
+    match error.error_string() {
+        Ok(words) => format!("{} (CUDA error {code})", words.to_string_lossy()).into(),
+        Err(_) => format!("CUDA error {code}").into(),
     }
 }
 

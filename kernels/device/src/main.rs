@@ -2,6 +2,7 @@
 
 mod arith;
 mod cuda;
+mod driver;
 mod q8_0_row;
 mod quantize_q8;
 mod rms_norm;
