@@ -1,7 +1,7 @@
 //! libcuda, opened when a device is: so the binary starts on machines without a driver and can say what is missing.
 //!
-//! Linked as usual, `libcuda.so.1` would have to be there before `main`. This module defines the driver functions that
-//! the host crates call, each a jump through a slot, so that the linker has no use for `-lcuda` and drops it
+//! Linked as usual, `libcuda.so.1` would have to be there before `main`. This module defines all driver functions that the
+//! host crates mention, each a jump through a slot, so that the linker has no use for `-lcuda` and drops it
 //! (`--as-needed`); [`open`] fills the slots from the library. A function missing from the list below is no error: the
 //! linker takes it from libcuda, and the binary needs the driver at its start again (`objdump -p kiln` tells).
 
@@ -18,7 +18,7 @@ const LIBRARY: &str = "libcuda.so.1";
 /// Opens the driver's library, once for the process.
 ///
 /// # Errors
-/// There is no such library, or it lacks a function.
+/// There is no such library.
 pub fn open() -> Result<(), RunError> {
     static OPENED: OnceLock<Result<(), String>> = OnceLock::new();
     OPENED.get_or_init(try_open).clone().map_err(RunError::from)
@@ -28,15 +28,15 @@ fn try_open() -> Result<(), String> {
     // SAFETY: loading the driver runs its initialisers, as linking it would.
     let library = unsafe { Library::new(LIBRARY) }
         .map_err(|error| format!("the NVIDIA driver's library cannot be opened: {error}"))?;
-    fill(&library)?;
+    fill(&library);
     // Its functions are called until the process ends.
     std::mem::forget(library);
     Ok(())
 }
 
-/// What a driver function returns while its slot is empty: CUDA_ERROR_NOT_INITIALIZED.
-extern "C" fn not_opened() -> u32 {
-    3
+/// What a function returns while its slot is empty, or that this driver is too old for: CUDA_ERROR_NOT_SUPPORTED.
+extern "C" fn not_supported() -> u32 {
+    801
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -64,7 +64,7 @@ macro_rules! driver_functions {
         #[allow(non_upper_case_globals)]
         mod slots {
             use super::*;
-            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(not_opened as *mut c_void);)*
+            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(not_supported as *mut c_void);)*
         }
 
         $(
@@ -77,37 +77,72 @@ macro_rules! driver_functions {
             }
         )*
 
-        fn fill(library: &Library) -> Result<(), String> {
-            $({
+        fn fill(library: &Library) {
+            $(
                 // SAFETY: only the address is taken; the callers' declarations come from the driver's own header.
-                let function = unsafe { library.get::<*mut c_void>(concat!(stringify!($name), "\0").as_bytes()) }
-                    .map_err(|error| format!("{LIBRARY} has no {}: {error}", stringify!($name)))?;
-                slots::$name.store(*function, Ordering::Release);
-            })*
-            Ok(())
+                if let Ok(function) = unsafe { library.get::<*mut c_void>(concat!(stringify!($name), "\0").as_bytes()) } {
+                    slots::$name.store(*function, Ordering::Release);
+                }
+            )*
         }
     };
 }
 
 driver_functions! {
+    cuCtxDisablePeerAccess
+    cuCtxEnablePeerAccess
     cuCtxGetCurrent
     cuCtxSetCurrent
+    cuCtxSynchronize
+    cuDeviceCanAccessPeer
     cuDeviceGet
     cuDeviceGetAttribute
+    cuDeviceGetName
     cuDevicePrimaryCtxRelease_v2
     cuDevicePrimaryCtxRetain
+    cuEventCreate
+    cuEventDestroy_v2
+    cuEventElapsedTime_v2
+    cuEventQuery
+    cuEventRecord
+    cuEventSynchronize
     cuFuncGetAttribute
+    cuFuncSetAttribute
+    cuGetErrorName
     cuGetErrorString
     cuInit
+    cuLaunchHostFunc
     cuLaunchKernel
+    cuLaunchKernelEx
+    cuMemAddressFree
+    cuMemAddressReserve
+    cuMemAllocAsync
+    cuMemAllocHost_v2
     cuMemAlloc_v2
+    cuMemCreate
     cuMemFreeAsync
+    cuMemFreeHost
     cuMemFree_v2
+    cuMemGetAllocationGranularity
+    cuMemMap
+    cuMemRelease
+    cuMemSetAccess
+    cuMemUnmap
+    cuMemcpyDtoDAsync_v2
     cuMemcpyDtoHAsync_v2
     cuMemcpyHtoDAsync_v2
+    cuMemcpyHtoD_v2
+    cuMemsetD8Async
     cuModuleGetFunction
+    cuModuleGetGlobal_v2
+    cuModuleLoad
     cuModuleLoadData
     cuModuleUnload
+    cuOccupancyMaxActiveBlocksPerMultiprocessor
+    cuOccupancyMaxActiveClusters
+    cuOccupancyMaxPotentialClusterSize
+    cuStreamCreate
     cuStreamDestroy_v2
     cuStreamSynchronize
+    cuStreamWaitEvent
 }
