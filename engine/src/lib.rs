@@ -1,1 +1,5 @@
 //! kiln's inference engine.
+
+pub mod cli;
+pub mod rng;
+pub mod selftest;

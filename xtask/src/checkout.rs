@@ -16,15 +16,15 @@ use crate::toolchain::Toolchain;
 
 crate::codes! {
     NO_LINK = "KILN-0810", Refusal, "the link to the patched source is not the right one",
-        "The device crates take upstream's crates through the link kernels/device/upstream, which setup owns. It is \
+        "The device crates take upstream's crates through the link upstream, which setup owns. It is \
          missing, or leads to another tree than the verified one, so other crates would be compiled.";
     LINK_IN_THE_WAY = "KILN-0811", Machine, "something that setup did not make stands where its link belongs",
-        "kernels/device/upstream must be a symbolic link that setup makes. A real file or folder is there; setup does \
+        "upstream must be a symbolic link that setup makes. A real file or folder is there; setup does \
          not remove what it did not make.";
 }
 
 /// The link's place in the checkout.
-pub const LINK: &str = "kernels/device/upstream";
+pub const LINK: &str = "upstream";
 
 /// What setup writes.
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ use crate::toolchain::NO_RUSTC_DEV;
 /// Fetch, verify, patch and build the pinned backend, and configure this checkout for it
 ///
 /// Reads PROVENANCE, backend-patches/, Cargo's configuration and the store. Writes the store,
-/// .cargo/cuda-oxide.toml, .cargo/kiln.toml and the link kernels/device/upstream. Asks rustup for rustc-dev when the
+/// .cargo/cuda-oxide.toml, .cargo/kiln.toml and the link upstream. Asks rustup for rustc-dev when the
 /// pinned toolchain lacks it. Does nothing when all is in place.
 #[derive(Debug, Args)]
 pub struct Setup {
