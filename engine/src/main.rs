@@ -1,3 +1,7 @@
-//! The `kiln` command line.
+//! The `kiln` command line on the CPU alone.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kiln_engine::cli::main(&[])
+}

@@ -24,7 +24,7 @@ pub trait Arith: Copy {
 
     /// The integer `a` as f32. Exact for `|a| <= 2^24`; a walk uses it for nothing larger.
     #[inline(always)]
-    fn from_i32(self, a: i32) -> f32 {
+    fn i32_to_f32(self, a: i32) -> f32 {
         a as f32
     }
 
@@ -33,7 +33,7 @@ pub trait Arith: Copy {
     /// Moves the half's exponent and fraction into place and multiplies by 2^112, the difference of the two exponent
     /// biases. The product is exact, for a denormal half too (it is then a denormal f32 before the product).
     #[inline(always)]
-    fn from_f16(self, h: u16) -> f32 {
+    fn f16_to_f32(self, h: u16) -> f32 {
         let sign = ((h & 0x8000) as u32) << 16;
         let magnitude = ((h & 0x7fff) as u32) << 13;
         let finite = self.mul(f32::from_bits(magnitude), f32::from_bits(0x7780_0000)).to_bits();
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn every_half_converts_exactly() {
         for h in 0..=u16::MAX {
-            let (got, want) = (Host.from_f16(h), f16_by_definition(h));
+            let (got, want) = (Host.f16_to_f32(h), f16_by_definition(h));
             if want.is_nan() {
                 assert!(got.is_nan(), "{h:#06x}");
             } else {

@@ -79,13 +79,13 @@ pub fn q8_0_row<L: Lanes>(lanes: L, row: Q8_0Row<'_>, x: Q8Activations<'_>) -> f
     let partials = strided(lanes, row.blocks(), 0.0, |block, p| {
         let weights = block * Q8_0_BYTES;
         let scale = u16::from_le_bytes([row.bytes[weights], row.bytes[weights + 1]]);
-        let scale = a.mul(a.from_f16(scale), x.scales[block]);
+        let scale = a.mul(a.f16_to_f32(scale), x.scales[block]);
         let dot = dot_block(
             a,
             &row.bytes[weights + 2..weights + Q8_0_BYTES],
             &x.quants[block * Q8_BLOCK..(block + 1) * Q8_BLOCK],
         );
-        a.fma(scale, a.from_i32(dot), p)
+        a.fma(scale, a.i32_to_f32(dot), p)
     });
     sum_canonical(lanes, partials)
 }
@@ -191,7 +191,7 @@ mod tests {
                 .rev() // another order than the walk's
                 .map(|i| i64::from(block[2 + i] as i8) * i64::from(quants[b * Q8_BLOCK + i]))
                 .sum();
-            let scale = f64::from(Host.from_f16(u16::from_le_bytes([block[0], block[1]])));
+            let scale = f64::from(Host.f16_to_f32(u16::from_le_bytes([block[0], block[1]])));
             let product = scale * f64::from(scales[b]) * dot as f64;
             sum += product;
             magnitude += product.abs();
@@ -225,7 +225,7 @@ mod tests {
         for (w, q) in extremes {
             let dot = dot_block(Host, &[w as u8; 32], &[q; 32]);
             assert_eq!(dot, 32 * i32::from(w) * i32::from(q));
-            assert_eq!(Host.from_i32(dot) as i32, dot);
+            assert_eq!(Host.i32_to_f32(dot) as i32, dot);
         }
     }
 

@@ -17,7 +17,7 @@ pub fn rms_norm<L: Lanes>(lanes: L, x: &[f32], weight: &[f32], eps: f32, mut wri
     let a = lanes.arith();
     let count = x.len();
     let squares = strided(lanes, count, 0.0, |i, p| a.fma(x[i], x[i], p));
-    let mean = a.div(sum_canonical(lanes, squares), a.from_i32(count as i32));
+    let mean = a.div(sum_canonical(lanes, squares), a.i32_to_f32(count as i32));
     let scale = a.div(1.0, a.sqrt(a.add(mean, eps)));
     strided_for_each(lanes, count, |i| {
         write(i, canonical(a.mul(a.mul(x[i], scale), weight[i])));

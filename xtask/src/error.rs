@@ -32,7 +32,7 @@ impl Exit {
 }
 
 /// A kind of failure, known by a stable identifier such as `KILN-0301`.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Code {
     /// The stable identifier.
     pub id: &'static str,

@@ -1,8 +1,38 @@
 //! kiln's toolchain manager: resolve what a build needs, explain it (`doctor`), make it (`setup`), use it
 //! (`build`).
 //!
-//! Start reading at `plan`: every verb works on the same `Plan`.
+//! Start reading at [`plan`]: every verb works on the same [`plan::Plan`].
 
+pub mod arch;
+pub mod archive;
+pub mod atomic;
+pub mod backend;
+pub mod cargo_config;
+pub mod checkout;
+pub mod child;
+pub mod cli;
+pub mod cmd;
+pub mod cuda;
+pub mod decision;
+pub mod download;
 pub mod env;
 pub mod error;
+pub mod gpu;
+pub mod hash;
+pub mod host_config;
+pub mod llc;
+pub mod nar;
+pub mod output;
+pub mod patch;
+pub mod pin;
+pub mod plan;
+pub mod probe;
 pub mod process;
+pub mod progress;
+pub mod ptx;
+pub mod record;
+pub mod selection;
+pub mod source;
+pub mod store;
+mod toml_context;
+pub mod toolchain;

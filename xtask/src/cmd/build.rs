@@ -1,0 +1,310 @@
+//! `build`: the CPU engine and its self-test on any machine; with `--arch`, the GPU engine with the verified toolchain.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use clap::Args;
+use fs_err as fs;
+
+use crate::arch::Arch;
+use crate::backend::Backend;
+use crate::child;
+use crate::cli::Common;
+use crate::cuda::{LibClang, Toolkit};
+use crate::decision::Thoroughness;
+use crate::env::Env;
+use crate::error::{Error, Exit, Result};
+use crate::llc::Tools;
+use crate::output;
+use crate::plan::{self, Pins, Plan, Request};
+use crate::ptx::{self, Expectation, Ptx};
+use crate::store::Key;
+use crate::toolchain::Toolchain;
+
+crate::codes! {
+    CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
+        "The child's messages stand above, and its exit code is this command's.";
+    SELFTEST_FAILED = "KILN-0131", Internal, "the engine's self-test failed",
+        "The engine was built, and its own test says that its arithmetic is wrong on this machine. Please report it \
+         with the table above.";
+    OTHER_BACKEND = "KILN-0132", Refusal, "CUDA_OXIDE_BACKEND names another backend",
+        "The variable would make cargo-oxide load another library than the one that setup built and verified.";
+    NO_PTX = "KILN-0133", Refusal, "the build wrote no PTX",
+        "cargo-oxide ended well, but no PTX file is where it was told to write them, so nothing can be checked and \
+         nothing may be used.";
+}
+
+/// Build the CPU engine and test it; with --arch, build the GPU engine and its kernels
+///
+/// Reads the sources and, with --arch, everything that `doctor` lists. Writes target/ (target/device/ARCH with
+/// --arch). Refuses with exit code 70 unless backend, patches, llc and host config are what PROVENANCE says. After
+/// the build, every PTX file is checked: the asked .target, no leaked intrinsic.
+#[derive(Debug, Args)]
+pub struct Build {
+    #[command(flatten)]
+    common: Common,
+
+    /// Build for this GPU architecture; may be given several times. It wins over CUDA_OXIDE_TARGET and over
+    /// default-arch in .cargo/cuda-oxide.toml
+    #[arg(long, value_name = "sm_NN[a|f]")]
+    arch: Vec<String>,
+}
+
+impl Build {
+    /// Runs the verb.
+    ///
+    /// # Errors
+    /// A refusal, or the child's failure with its own exit code.
+    pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        if self.arch.is_empty() { build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+    }
+
+    fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        // Spelling first: it needs no tool.
+        let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
+        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        for arch in &archs {
+            let arch =
+                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
+            arch.require()?;
+            for note in &arch.decision.notes {
+                eprintln!("warning: {note}");
+            }
+        }
+        if let Some(problem) = plan.problem() {
+            return Err(problem.clone().into());
+        }
+        let gpu = GpuBuild {
+            workspace,
+            env,
+            pins: plan.pins.require()?,
+            toolchain: plan.rustc.require()?,
+            tools: plan.llc.require()?,
+            backend: plan.backend.require()?,
+            cuda: plan.cuda.require()?,
+            libclang: plan.libclang.require()?,
+        };
+        gpu.refuse_other_backend()?;
+        if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
+            eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
+        }
+        let mut built = Vec::new();
+        for arch in archs {
+            built.push(gpu.build(&arch)?);
+        }
+        for built in built {
+            output::line(&format!("{}  {}", built.arch, built.binary.display()))?;
+            for (path, ptx) in &built.ptx {
+                let version = ptx.version.map(|version| version.to_string()).unwrap_or_default();
+                output::line(&format!(
+                    "{}  {} (.version {version}, .target {}, {} entries)",
+                    built.arch,
+                    path.display(),
+                    built.arch,
+                    ptx.entries.len()
+                ))?;
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// A GPU build whose inputs are all verified.
+struct GpuBuild<'a> {
+    workspace: &'a Path,
+    env: &'a Env,
+    pins: &'a Pins,
+    toolchain: &'a Toolchain,
+    tools: &'a Tools,
+    backend: &'a Backend,
+    cuda: &'a Toolkit,
+    libclang: &'a LibClang,
+}
+
+struct Built {
+    arch: Arch,
+    binary: PathBuf,
+    ptx: Vec<(PathBuf, Ptx)>,
+}
+
+/// The device workspace's manifest.
+const MANIFEST: &str = "kernels/device/Cargo.toml";
+
+/// The device workspace's package and binary.
+const PACKAGE: &str = "kiln-device";
+const BINARY: &str = "kiln";
+
+impl GpuBuild<'_> {
+    fn refuse_other_backend(&self) -> Result<()> {
+        let Some(named) = self.env.path("CUDA_OXIDE_BACKEND")? else { return Ok(()) };
+        let same = fs::canonicalize(&named)
+            .is_ok_and(|real| fs::canonicalize(&self.backend.library).is_ok_and(|verified| real == verified));
+        if same {
+            return Ok(());
+        }
+        Err(Error::new(
+            &OTHER_BACKEND,
+            format!(
+                "CUDA_OXIDE_BACKEND names {}, the verified backend is {}",
+                named.display(),
+                self.backend.library.display()
+            ),
+        )
+        .hint("run: unset CUDA_OXIDE_BACKEND"))
+    }
+
+    fn build(&self, arch: &Arch) -> Result<Built> {
+        let target = self.workspace.join("target/device").join(arch.to_string());
+        let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
+        fs::create_dir_all(&ptx_folder)?;
+        self.run(arch, &target, &ptx_folder)?;
+        let mut files = ptx_files(&ptx_folder)?;
+        if files.is_empty() {
+            // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
+            self.clean(&target)?;
+            self.run(arch, &target, &ptx_folder)?;
+            files = ptx_files(&ptx_folder)?;
+        }
+        if files.is_empty() {
+            return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
+                .hint(format!("run: rm -r {}, and build again", target.display())));
+        }
+        let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
+        let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
+        let mut checked = Vec::new();
+        for path in files {
+            let ptx = Ptx::parse(&fs::read_to_string(&path)?);
+            ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
+            checked.push((path, ptx));
+        }
+        let binary = target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX));
+        Ok(Built { arch: *arch, binary, ptx: checked })
+    }
+
+    /// A hash of everything but the sources that decides the PTX. It names the PTX folder, which cargo-oxide hashes into
+    /// the flags: so a change of any of it compiles again, although no source changed.
+    fn inputs(&self, arch: &Arch) -> Key {
+        Key::builder("ptx", 1)
+            .field("arch", &arch.to_string())
+            .field("backend", &self.backend.library_sha256.to_string())
+            .field("rustc", &self.toolchain.version.text)
+            .field("llc", &self.tools.llc.identity())
+            .field("opt", &self.tools.opt.identity())
+            .field("contraction", &self.pins.pin.kernels.contraction.to_string())
+            .finish()
+    }
+
+    fn command(&self, program: &Path) -> Result<Command> {
+        let mut command = child::command(program, self.toolchain, self.env)?;
+        command.current_dir(self.workspace).stdin(Stdio::null());
+        command.env("RUSTC_BOOTSTRAP", "1");
+        command.env("CUDA_TOOLKIT_PATH", &self.cuda.root).env("LIBCLANG_PATH", &self.libclang.folder);
+        command.env("LIBRARY_PATH", library_path(&self.cuda.link, self.env)?);
+        Ok(command)
+    }
+
+    fn run(&self, arch: &Arch, target: &Path, ptx_folder: &Path) -> Result<()> {
+        let mut command = self.command(&self.backend.cargo_oxide)?;
+        command.env("CUDA_OXIDE_BACKEND", &self.backend.library);
+        command.env("CUDA_OXIDE_LLC", &self.tools.llc.path).env("CUDA_OXIDE_OPT", &self.tools.opt.path);
+        command.env("CUDA_OXIDE_PTX_DIR", ptx_folder);
+        command.arg("build").arg("--arch").arg(arch.to_string());
+        if !self.pins.pin.kernels.contraction {
+            command.arg("--no-fmad").env("CUDA_OXIDE_NO_FMA", "1");
+        }
+        command.arg("--cargo-target-dir").arg(target);
+        command.args(["--", "--manifest-path", MANIFEST, "--release", "--locked"]);
+        // Its banner is for people; standard output is for our own result.
+        command.stdout(Stdio::from(std::io::stderr()));
+        succeed(&mut command, "cargo oxide build")
+    }
+
+    fn clean(&self, target: &Path) -> Result<()> {
+        let mut command = self.command(&self.toolchain.cargo(self.env))?;
+        command.args(["clean", "--quiet", "--release", "-p", PACKAGE, "--manifest-path", MANIFEST]);
+        command.arg("--target-dir").arg(target);
+        succeed(&mut command, "cargo clean")
+    }
+}
+
+/// Where the linker looks: the user's own folders first, the toolkit's stubs last.
+fn library_path(link: &Path, env: &Env) -> Result<OsString> {
+    let own = env.var("LIBRARY_PATH").map(std::env::split_paths).into_iter().flatten();
+    let folders = own.filter(|folder| !folder.as_os_str().is_empty()).chain([link.to_owned()]);
+    std::env::join_paths(folders).map_err(|error| {
+        Error::new(
+            &child::BAD_PATH_ELEMENT,
+            format!("cannot search {} for libraries: {error}", link.display()),
+        )
+        .hint("move the toolkit to a folder without this character")
+    })
+}
+
+fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == "ptx") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
+fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
+    let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
+    command.arg("--message-format=json-render-diagnostics");
+    command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| {
+        Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
+    })?;
+    let mut binary = None;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            binary = executable(&line?).or(binary);
+        }
+    }
+    check(child.wait()?, "cargo build", &CARGO_FAILED)?;
+    let binary = binary.ok_or_else(|| {
+        Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
+    })?;
+    eprintln!("built {}", binary.display());
+    let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
+        Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
+    })?;
+    check(status, "kiln selftest", &SELFTEST_FAILED)?;
+    Ok(0)
+}
+
+/// The program that one of Cargo's JSON messages names.
+fn executable(line: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let is_it = message["reason"] == "compiler-artifact" && message["target"]["name"] == BINARY;
+    if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
+}
+
+fn succeed(command: &mut Command, what: &str) -> Result<()> {
+    let program = command.get_program().display().to_string();
+    let status = command
+        .status()
+        .map_err(|error| Error::new(&CARGO_FAILED, format!("cannot start {program}")).cause(error))?;
+    check(status, what, &CARGO_FAILED)
+}
+
+/// The child is the point here: its exit code is passed on.
+fn check(status: ExitStatus, what: &str, code: &'static crate::error::Code) -> Result<()> {
+    if status.success() {
+        return Ok(());
+    }
+    let exit = status.code().and_then(|code| u8::try_from(code).ok()).map_or(Exit::Internal, Exit::Child);
+    Err(Error::new(code, format!("{what} ended with {status}"))
+        .with_exit(exit)
+        .hint("read the first error above"))
+}

@@ -1,0 +1,6 @@
+//! The verbs, one module each.
+
+pub mod build;
+pub mod doctor;
+pub mod explain;
+pub mod setup;

@@ -1,0 +1,440 @@
+//! The plan: every decision that a GPU build rests on, resolved once and used by all verbs.
+//!
+//! `doctor` prints it, `setup` makes what it lacks, `build` refuses unless it is good. A decision is made in one place
+//! only, so the three can never disagree. Resolving reads files and asks tools for their versions; it writes nothing,
+//! builds nothing and opens no connection.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use crate::arch::{self, Arch, LlcCpus};
+use crate::backend::{self, Backend};
+use crate::cargo_config::{CargoConfig, HostFlags};
+use crate::checkout;
+use crate::cli::Common;
+use crate::cuda::{self, CudaRequest, LibClang, Ptxas, Toolkit};
+use crate::decision::{Decision, Problem, Resolved, Thoroughness, Verdict};
+use crate::env::Env;
+use crate::error::{BUG, Error, Result};
+use crate::gpu::{self, GpuRequest, Gpus};
+use crate::host_config::{self, HostConfig};
+use crate::llc::{self, Explicit, LlcRequest, Tools};
+use crate::pin::{PATCH_FOLDER, Pin, PinnedPatch};
+use crate::selection::Selection;
+use crate::source::{self, Patched};
+use crate::store::{Key, Store};
+use crate::toolchain::{self, Toolchain, Wanted};
+
+/// What the user asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// `--store`.
+    pub store: Option<PathBuf>,
+    /// `--toolchain`.
+    pub toolchain: Option<OsString>,
+    /// Whether to stop at the first good candidate or to explain all of them.
+    pub thoroughness: Thoroughness,
+}
+
+impl Request {
+    /// The request in a verb's common options.
+    pub fn new(common: &Common, thoroughness: Thoroughness) -> Self {
+        Request { store: common.store.clone(), toolchain: common.toolchain.clone(), thoroughness }
+    }
+}
+
+/// PROVENANCE and the patches that it lists, both checked.
+#[derive(Clone, Debug)]
+pub struct Pins {
+    /// The pin file.
+    pub pin: Pin,
+    /// The carried patches, in order.
+    pub patches: Vec<PinnedPatch>,
+}
+
+impl Pins {
+    /// The toolchain that is pinned.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            channel: self.pin.toolchain.channel.to_string(),
+            commit_hash: self.pin.toolchain.commit_hash.to_string(),
+            components: self.pin.toolchain.components.clone(),
+        }
+    }
+
+    /// The key of the patched source.
+    pub fn source_key(&self) -> Key {
+        source::key(&self.pin.source, &self.patches)
+    }
+}
+
+/// Everything that a GPU build rests on.
+#[derive(Debug)]
+pub struct Plan {
+    /// The physical root of the workspace.
+    pub workspace: PathBuf,
+    /// PROVENANCE and the patches.
+    pub pins: Resolved<Pins>,
+    /// Where built things are.
+    pub store: Resolved<Store>,
+    /// The compiler.
+    pub rustc: Resolved<Toolchain>,
+    /// llc, with its opt.
+    pub llc: Resolved<Tools>,
+    /// The opt that goes with llc.
+    pub opt: Decision,
+    /// The patched source.
+    pub source: Resolved<Patched>,
+    /// The built backend.
+    pub backend: Resolved<Backend>,
+    /// The flags that Cargo would use on this host.
+    pub host_flags: Resolved<HostFlags>,
+    /// What setup writes into the checkout, as it should be.
+    pub checkout: Resolved<checkout::Expected>,
+    /// The CUDA toolkit.
+    pub cuda: Resolved<Toolkit>,
+    /// The assembler that can check PTX; a build needs none.
+    pub ptxas: Resolved<Ptxas>,
+    /// The libclang that reads cuda.h.
+    pub libclang: Resolved<LibClang>,
+    /// The driver and its cards; a build needs none.
+    pub gpu: Resolved<Gpus>,
+}
+
+impl Plan {
+    /// Resolves everything. Never fails: what is wrong is part of the decisions.
+    pub fn resolve(request: &Request, workspace: &Path, env: &Env) -> Self {
+        let pins = guarded("provenance", || resolve_pins(workspace));
+        let (selection, selection_error) = match Selection::load(workspace) {
+            Ok(selection) => (selection, None),
+            Err(error) => (None, Some(error)),
+        };
+        let store =
+            guarded("store", || resolve_store(request, selection.as_ref(), selection_error, workspace, env));
+        // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
+        let settings = host_config::environment(&checkout::host_config_path(workspace)).unwrap_or_default();
+
+        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) =
+            thread::scope(|scope| {
+                let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
+                let cuda = scope.spawn(|| {
+                    let request = CudaRequest::new(settings.clone());
+                    let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
+                    let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
+                    let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
+                    (toolkit, ptxas, libclang)
+                });
+                let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(&GpuRequest::default(), env)));
+                let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
+                let toolchain = rustc.value.as_ref();
+                let (llc, host_flags, backend) = thread::scope(|scope| {
+                    let llc =
+                        scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
+                    let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
+                    let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
+                    (
+                        llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt"))),
+                        host_flags,
+                        backend,
+                    )
+                });
+                let cuda = cuda
+                    .join()
+                    .unwrap_or_else(|_| (crashed("cuda_toolkit"), crashed("ptxas"), crashed("libclang")));
+                let gpu = gpu.join().unwrap_or_else(|_| crashed("gpu"));
+                (
+                    source.join().unwrap_or_else(|_| crashed("source")),
+                    cuda,
+                    gpu,
+                    rustc,
+                    llc,
+                    host_flags,
+                    backend,
+                )
+            });
+        let checkout = guarded("checkout", || {
+            let (pins, toolchain) = (pins.value.as_ref(), rustc.value.as_ref());
+            checkout::resolve(workspace, pins, toolchain, &source, &backend, &host_flags)
+        });
+        Plan {
+            workspace: workspace.to_owned(),
+            pins,
+            store,
+            rustc,
+            llc,
+            opt,
+            source,
+            backend,
+            host_flags,
+            checkout,
+            cuda,
+            ptxas,
+            libclang,
+            gpu,
+        }
+    }
+
+    /// Every decision, in the order in which a build needs them.
+    pub fn decisions(&self) -> Vec<&Decision> {
+        vec![
+            &self.pins.decision,
+            &self.store.decision,
+            &self.rustc.decision,
+            &self.llc.decision,
+            &self.opt,
+            &self.source.decision,
+            &self.backend.decision,
+            &self.host_flags.decision,
+            &self.checkout.decision,
+            &self.cuda.decision,
+            &self.ptxas.decision,
+            &self.libclang.decision,
+            &self.gpu.decision,
+        ]
+    }
+
+    /// The first reason why a GPU build would not start.
+    pub fn problem(&self) -> Option<&Problem> {
+        self.decisions().into_iter().find_map(|decision| decision.problem.as_ref())
+    }
+}
+
+/// Runs a resolver; if it panics, the panic becomes the decision's problem and the other checks go on.
+fn guarded<T>(subject: &'static str, resolve: impl FnOnce() -> Resolved<T>) -> Resolved<T> {
+    panic::catch_unwind(AssertUnwindSafe(resolve)).unwrap_or_else(|_| crashed(subject))
+}
+
+fn crashed<T>(subject: &'static str) -> Resolved<T> {
+    failed(Decision::new(subject), Error::new(&BUG, format!("the check of {subject} crashed")))
+}
+
+fn failed<T>(mut decision: Decision, error: Error) -> Resolved<T> {
+    if decision.why.is_empty() {
+        decision.why = error.message().lines().next().unwrap_or_default().to_owned();
+    }
+    decision.problem = Some(error.into());
+    Resolved { decision, value: None }
+}
+
+/// A decision that cannot be made because an earlier one failed; the earlier one carries the problem.
+fn depends<T>(subject: &'static str, on: &str) -> Resolved<T> {
+    let mut decision = Decision::new(subject);
+    decision.why = format!("not checked: it depends on {on}");
+    Resolved { decision, value: None }
+}
+
+fn resolve_pins(workspace: &Path) -> Resolved<Pins> {
+    let mut decision = Decision::new("provenance");
+    decision.change = Some("git checkout -- PROVENANCE backend-patches".to_owned());
+    let read = || -> Result<Pins> {
+        let pin = Pin::load(workspace)?;
+        let patches = pin.check_patches(&workspace.join(PATCH_FOLDER))?;
+        Ok(Pins { pin, patches })
+    };
+    match read() {
+        Ok(pins) => {
+            decision.chosen = Some(format!(
+                "{} at {} with {} patches",
+                pins.pin.source.repository,
+                pins.pin.source.revision,
+                pins.patches.len()
+            ));
+            decision.why = "PROVENANCE says so, and every patch has its recorded sha256".to_owned();
+            for patch in &pins.patches {
+                decision.notes.push(format!("{}: {}", patch.file, patch.reason));
+            }
+            Resolved { decision, value: Some(pins) }
+        }
+        Err(error) => failed(decision, error),
+    }
+}
+
+fn resolve_store(
+    request: &Request,
+    selection: Option<&Selection>,
+    selection_error: Option<Error>,
+    workspace: &Path,
+    env: &Env,
+) -> Resolved<Store> {
+    let mut decision = Decision::new("store");
+    decision.change = Some("--store DIR, or KILN_STORE".to_owned());
+    if let Some(error) = selection_error {
+        return failed(decision, error);
+    }
+    let remembered = selection.map(|selection| selection.store.as_path());
+    match Store::locate(request.store.as_deref(), remembered, workspace, env) {
+        Ok(store) => {
+            decision.chosen = Some(store.root().display().to_string());
+            decision.why = format!("{} names it", store.from);
+            Resolved { decision, value: Some(store) }
+        }
+        Err(error) => failed(decision, error),
+    }
+}
+
+fn resolve_rustc(
+    pins: &Resolved<Pins>,
+    request: &Request,
+    selection: Option<&Selection>,
+    env: &Env,
+) -> Resolved<Toolchain> {
+    let Some(pins) = &pins.value else { return depends("rustc", "provenance") };
+    let toolchain = toolchain::Request {
+        flag: request.toolchain.clone(),
+        remembered: selection.map(|selection| selection.toolchain.clone()),
+    };
+    let mut resolved = toolchain::resolve(&pins.wanted(), &toolchain, env, request.thoroughness);
+    if let Some(name) = env.var("RUSTUP_TOOLCHAIN") {
+        let source = env.var("RUSTUP_TOOLCHAIN_SOURCE").map(|source| format!(" (from {})", source.display()));
+        resolved.decision.notes.push(format!(
+            "RUSTUP_TOOLCHAIN is {}{}: it runs xtask itself and decides nothing here",
+            name.display(),
+            source.unwrap_or_default()
+        ));
+    }
+    resolved
+}
+
+fn resolve_llc(
+    pins: &Resolved<Pins>,
+    toolchain: Option<&Toolchain>,
+    settings: &BTreeMap<String, String>,
+    thoroughness: Thoroughness,
+    env: &Env,
+) -> (Resolved<Tools>, Decision) {
+    let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
+    let llvm = &pins.pin.llvm;
+    let major = |major: &crate::pin::LlvmMajor| llc::LlvmMajor(u32::from(major.number()));
+    let verified: Vec<_> = llvm.verified.iter().map(major).collect();
+    let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
+    request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
+    request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
+    request.thoroughness = thoroughness;
+    request.toolchain = toolchain.map(|toolchain| llc::Toolchain {
+        name: Some(pins.pin.toolchain.channel.to_string()),
+        sysroot: toolchain.sysroot.clone(),
+        host: toolchain.version.host.clone(),
+        llvm: toolchain.version.llvm.as_deref().and_then(|version| version.parse().ok()),
+    });
+    let choice = llc::find_llc(&request, env);
+    (choice.llc, choice.opt)
+}
+
+fn resolve_source(pins: &Resolved<Pins>, store: &Resolved<Store>) -> Resolved<Patched> {
+    let (Some(pins), Some(store)) = (&pins.value, &store.value) else {
+        return depends("source", "provenance and the store");
+    };
+    let mut decision = Decision::new("source");
+    decision.change = Some("cargo xtask setup".to_owned());
+    match source::verify(store, &pins.source_key()) {
+        Ok(source) => {
+            decision.chosen = Some(source.tree.display().to_string());
+            decision.why = format!("its tree hash is the published one, {}", source.hash);
+            Resolved { decision, value: Some(source) }
+        }
+        Err(error) => failed(decision, error),
+    }
+}
+
+fn resolve_backend(
+    pins: &Resolved<Pins>,
+    store: &Resolved<Store>,
+    toolchain: Option<&Toolchain>,
+) -> Resolved<Backend> {
+    let (Some(pins), Some(store), Some(toolchain)) = (&pins.value, &store.value, toolchain) else {
+        return depends("backend", "provenance, the store and rustc");
+    };
+    let mut decision = Decision::new("backend");
+    decision.change = Some("cargo xtask setup".to_owned());
+    let key = backend::key(&pins.pin, &pins.source_key(), toolchain);
+    match backend::verify(store, &key) {
+        Ok(backend) => {
+            decision.chosen = Some(backend.library.display().to_string());
+            decision.why = format!(
+                "it was built from this source, these patches and this rustc (key {key}), and its sha256 is the recorded {}",
+                backend.library_sha256
+            );
+            decision.consider(backend.library.display(), "the store", Verdict::Chosen);
+            Resolved { decision, value: Some(backend) }
+        }
+        Err(error) => {
+            let entry = store.entry(crate::store::Kind::Backend, &key);
+            decision.consider(entry.display(), "the store", Verdict::Rejected(error.message().to_owned()));
+            failed(decision, error)
+        }
+    }
+}
+
+fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env) -> Resolved<HostFlags> {
+    let Some(toolchain) = toolchain else { return depends("host_flags", "rustc") };
+    let mut decision = Decision::new("host_flags");
+    decision.change =
+        Some("edit the Cargo configuration named above, then run: cargo xtask setup".to_owned());
+    let read = || -> Result<(HostFlags, Vec<String>)> {
+        let config = CargoConfig::load(workspace, env)?;
+        let flags = config.host_flags(&toolchain.rustc(), &toolchain.version.host)?;
+        let overrides =
+            config.overrides().iter().map(|found| format!("cleared for our builds: {found}")).collect();
+        Ok((flags, overrides))
+    };
+    match read() {
+        Ok((flags, overrides)) => {
+            decision.chosen = Some(if flags.flags.is_empty() {
+                "none".to_owned()
+            } else {
+                // As an array, since a flag may hold spaces.
+                format!("{:?}", flags.flags)
+            });
+            decision.why = if flags.origin.is_empty() {
+                "no Cargo configuration and no variable sets any".to_owned()
+            } else {
+                let origins: Vec<_> = flags.origin.iter().map(ToString::to_string).collect();
+                format!("Cargo itself would use them: {}", origins.join("; "))
+            };
+            decision.notes.clone_from(&flags.warnings);
+            decision.notes.extend(overrides);
+            Resolved { decision, value: Some(flags) }
+        }
+        Err(error) => failed(decision, error),
+    }
+}
+
+/// Reads an architecture and checks it against the chosen llc; compares it with the cards that are there.
+pub fn resolve_arch(text: &str, tools: Option<&Tools>, gpus: Option<&Gpus>, env: &Env) -> Resolved<Arch> {
+    let mut decision = Decision::new("arch");
+    decision.change = Some("--arch sm_NN[a|f]".to_owned());
+    let checked = || -> Result<Arch> {
+        let capabilities = gpus.map(Gpus::capabilities).unwrap_or_default();
+        let arch = arch::parse(text, &capabilities)?;
+        if let Some(tools) = tools {
+            arch.require_known_to(&LlcCpus::ask(&tools.llc.path, env)?)?;
+        }
+        Ok(arch)
+    };
+    match checked() {
+        Ok(arch) => {
+            decision.chosen = Some(arch.to_string());
+            decision.why = match tools {
+                Some(tools) => format!("{} knows it", tools.llc.path.display()),
+                None => "it is well spelt; no llc was chosen that could be asked".to_owned(),
+            };
+            decision.notes.extend(arch.lock_note());
+            decision.notes.extend(gpus.into_iter().flat_map(|gpus| gpu::predict(gpus, arch, arch.min_ptx())));
+            Resolved { decision, value: Some(arch) }
+        }
+        Err(error) => failed(decision, error),
+    }
+}
+
+/// What `.cargo/cuda-oxide.toml` must say.
+pub fn host_config(backend: &Backend, flags: &HostFlags, toolchain: &Toolchain) -> HostConfig {
+    HostConfig {
+        backend: backend.library.clone(),
+        extra_rustflags: flags.flags.clone(),
+        triple: toolchain.version.host.clone(),
+        env: BTreeMap::new(),
+    }
+}

@@ -1,0 +1,435 @@
+//! The content-keyed store: where fetched, patched and built things live, and how they get there.
+//!
+//! ```text
+//! downloads/<revision>.tar.gz     archives as fetched
+//! pristine/<key>/                 tree/ as upstream has it, entry.json
+//! sources/<key>/                  tree/ with the carried patches applied, entry.json
+//! backends/<key>/                 the backend, cargo-oxide, record.json
+//! build/<key>/                    Cargo's target folder of a build that has not been published yet
+//! locks/<name>.lock               kernel locks; the content only informs
+//! ```
+//!
+//! An entry is staged beside its final name, completed, and renamed: it is there whole or not at all. A key is a
+//! hash of everything that decides the content, so an entry never changes; no time stamp is ever looked at.
+//! Readers take no lock and work on a read-only store. Left out: removing entries.
+
+use std::fmt;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fs_err as fs;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::env::Env;
+use crate::error::{Error, Result};
+
+crate::codes! {
+    NO_ROOT = "KILN-0901", Machine, "no folder for the store can be found",
+        "None of `--store`, KILN_STORE, XDG_CACHE_HOME and HOME names a folder. Give one with `--store DIR`.";
+    NO_LOCK = "KILN-0902", Machine, "the store's file system cannot lock files",
+        "Two setups must never work on one entry at once, which kernel file locks ensure. The file system of the \
+         store does not offer them. Choose a store on a local disk with `--store DIR`.";
+    IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
+        "A file or folder that setup did not write stands where an entry belongs. Move it away.";
+}
+
+/// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(String);
+
+impl Key {
+    /// Starts a key for entries of `kind`, whose recipe has the given version.
+    pub fn builder(kind: &str, recipe: u32) -> KeyBuilder {
+        KeyBuilder(Sha256::new()).field("kind", kind).field("recipe", &recipe.to_string())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.0)
+    }
+}
+
+/// Collects the fields of a [`Key`].
+pub struct KeyBuilder(Sha256);
+
+impl KeyBuilder {
+    /// Adds a named field. Lengths are hashed too, so no two lists of fields look alike.
+    #[must_use]
+    pub fn field(mut self, name: &str, value: &str) -> Self {
+        for part in [name, value] {
+            self.0.update((part.len() as u64).to_le_bytes());
+            self.0.update(part);
+        }
+        self
+    }
+
+    /// The key of all fields so far.
+    pub fn finish(self) -> Key {
+        let digest = self.0.finalize();
+        Key(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+/// The kinds of entries, each a folder of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Upstream's tree, unchanged.
+    Pristine,
+    /// The patched tree.
+    Source,
+    /// The built backend.
+    Backend,
+}
+
+impl Kind {
+    /// Its folder's name.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Kind::Pristine => "pristine",
+            Kind::Source => "sources",
+            Kind::Backend => "backends",
+        }
+    }
+}
+
+/// The store's root and how it was chosen.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+    /// Where the choice comes from: `--store`, `KILN_STORE`, ...
+    pub from: &'static str,
+}
+
+impl Store {
+    /// Chooses the root: `--store`, KILN_STORE, the last setup's, XDG_CACHE_HOME, HOME. A relative one starts at the
+    /// workspace root, so that it means the same folder from everywhere.
+    ///
+    /// # Errors
+    /// Nothing names a folder.
+    pub fn locate(
+        flag: Option<&Path>,
+        remembered: Option<&Path>,
+        workspace: &Path,
+        env: &Env,
+    ) -> Result<Self> {
+        let named = |path: &Path, from| Ok(Store { root: workspace.join(path), from });
+        if let Some(path) = flag.filter(|path| !path.as_os_str().is_empty()) {
+            return named(path, "--store");
+        }
+        if let Some(path) = env.var("KILN_STORE") {
+            return named(Path::new(path), "KILN_STORE");
+        }
+        if let Some(path) = remembered {
+            return named(path, "the last setup of this checkout");
+        }
+        // The XDG specification says that a relative path is to be ignored.
+        if let Some(path) = env.var("XDG_CACHE_HOME").map(Path::new).filter(|path| path.is_absolute()) {
+            return Ok(Store { root: path.join("kiln"), from: "XDG_CACHE_HOME" });
+        }
+        if let Some(path) = env.var("HOME").map(Path::new).filter(|path| path.is_absolute()) {
+            return Ok(Store { root: path.join(".cache/kiln"), from: "HOME" });
+        }
+        Err(Error::new(&NO_ROOT, "no folder for the store: HOME and XDG_CACHE_HOME name no absolute path")
+            .hint("give one with --store DIR"))
+    }
+
+    /// The absolute root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The final place of an entry.
+    pub fn entry(&self, kind: Kind, key: &Key) -> PathBuf {
+        self.root.join(kind.folder()).join(&key.0)
+    }
+
+    /// The folder of downloads.
+    pub fn downloads(&self) -> PathBuf {
+        self.root.join("downloads")
+    }
+
+    /// Cargo's target folder for the build of `key`; kept until it is published, so that an interrupted build goes
+    /// on where it was.
+    pub fn build_folder(&self, key: &Key) -> PathBuf {
+        self.root.join("build").join(&key.0)
+    }
+
+    /// An empty folder beside the entry's final place, which removes itself unless it is published. What a killed
+    /// setup left of the same entry is removed first, so hold the entry's lock.
+    pub fn stage(&self, kind: Kind, key: &Key) -> Result<Staging> {
+        let parent = self.root.join(kind.folder());
+        fs::create_dir_all(&parent)?;
+        let prefix = format!(".staging-{key}-");
+        for entry in fs::read_dir(&parent)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        let folder = temporary_folder(&parent, &prefix)?;
+        Ok(Staging { folder, entry: self.entry(kind, key), prefix })
+    }
+
+    /// Takes the exclusive lock `name`, calling `waiting` once when another process holds it. The kernel releases it
+    /// when this process ends, however it ends.
+    ///
+    /// # Errors
+    /// The file system has no locks, or the lock file cannot be written.
+    pub fn lock(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
+        let folder = self.root.join("locks");
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{name}.lock"));
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        let file = file.into_file();
+        let refuse = |error: std::io::Error| {
+            Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
+                .hint("choose a store on a local disk with --store DIR")
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let holder = fs::read_to_string(&path).unwrap_or_default();
+                let holder = holder.trim();
+                let holder = if holder.is_empty() { "another setup" } else { holder };
+                waiting(&format!("waiting for {holder}, which works on the same entry"));
+                file.lock().map_err(refuse)?;
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(refuse(error)),
+        }
+        let mut lock = Lock { file };
+        lock.inform();
+        Ok(lock)
+    }
+}
+
+/// A held lock.
+#[derive(Debug)]
+pub struct Lock {
+    file: std::fs::File,
+}
+
+impl Lock {
+    /// Says in the file who holds it. Only for people: the kernel's lock is what counts.
+    fn inform(&mut self) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        let line = format!("process {} (since {} UTC)", std::process::id(), utc(since));
+        // A full disk must not stop a setup that may still have everything it needs.
+        let _ = self.file.set_len(0).and_then(|()| self.file.write_all(line.as_bytes()));
+    }
+}
+
+/// A folder that becomes an entry, or vanishes.
+#[derive(Debug)]
+pub struct Staging {
+    folder: TempDir,
+    entry: PathBuf,
+    prefix: String,
+}
+
+impl Staging {
+    /// Where to put the content.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Flushes the content to disk and renames the folder to the entry's final place, which is returned. Hold the
+    /// entry's lock.
+    ///
+    /// A folder that stands there already (incomplete, or tampered with) is moved aside first and then removed.
+    ///
+    /// # Errors
+    /// Something other than a folder is in the way, or the file system fails.
+    pub fn publish(self) -> Result<PathBuf> {
+        let Staging { folder, entry, prefix } = self;
+        let parent = entry.parent().unwrap_or(&entry);
+        sync_tree(folder.path())?;
+        if let Ok(metadata) = fs::symlink_metadata(&entry) {
+            if !metadata.is_dir() {
+                return Err(Error::new(&IN_THE_WAY, format!("{} is not a folder", entry.display()))
+                    .hint(format!("move it away: mv {0} {0}.old", entry.display())));
+            }
+            let aside = temporary_folder(parent, &prefix)?;
+            fs::rename(&entry, aside.path().join("old"))?;
+        }
+        fs::rename(folder.path(), &entry)?;
+        // The folder has another name now: nothing is left to remove.
+        let _ = folder.keep();
+        sync_folder(parent)?;
+        Ok(entry)
+    }
+}
+
+fn temporary_folder(parent: &Path, prefix: &str) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(prefix)
+        .tempdir_in(parent)
+        .map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
+}
+
+/// Flushes every file and folder below `root` to disk.
+fn sync_tree(root: &Path) -> Result<()> {
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            sync_tree(&entry.path())?;
+        } else if kind.is_file() {
+            fs::File::open(entry.path())?.sync_all()?;
+        }
+    }
+    sync_folder(root)
+}
+
+fn sync_folder(folder: &Path) -> Result<()> {
+    // Folders cannot be opened for syncing everywhere; the rename itself is atomic all the same.
+    if cfg!(unix) {
+        fs::File::open(folder)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// `seconds` since 1970 as `2026-07-04T12:00:00`, by the days-from-civil algorithm of Howard Hinnant.
+pub fn utc(seconds: u64) -> String {
+    let days = (seconds / 86_400) as i64 + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(root: &Path) -> Store {
+        Store { root: root.to_owned(), from: "test" }
+    }
+
+    fn key(text: &str) -> Key {
+        Key::builder("test", 1).field("text", text).finish()
+    }
+
+    #[test]
+    fn keys_differ_when_text_moves_between_fields() {
+        let one = Key::builder("k", 1).field("a", "bc").finish();
+        let two = Key::builder("k", 1).field("ab", "c").finish();
+        assert_ne!(one, two);
+        assert_eq!(one.to_string().len(), 32);
+    }
+
+    #[test]
+    fn g2_the_root_is_absolute_and_empty_counts_as_unset() {
+        let env = |pairs: &[(&str, &str)]| Env::of(pairs.iter().copied(), "/elsewhere");
+        let locate = |flag: Option<&str>, remembered: Option<&str>, env: &Env| {
+            Store::locate(flag.map(Path::new), remembered.map(Path::new), Path::new("/w"), env)
+                .map(|store| (store.root, store.from))
+        };
+        let home = ("HOME", "/h");
+        assert_eq!(locate(Some("rel"), None, &env(&[home])).unwrap(), ("/w/rel".into(), "--store"));
+        assert_eq!(locate(Some(""), None, &env(&[home])).unwrap(), ("/h/.cache/kiln".into(), "HOME"));
+        let set = env(&[home, ("KILN_STORE", "x/y")]);
+        assert_eq!(locate(None, Some("/last"), &set).unwrap(), ("/w/x/y".into(), "KILN_STORE"));
+        let set = env(&[home, ("KILN_STORE", ""), ("XDG_CACHE_HOME", "relative")]);
+        assert_eq!(locate(None, None, &set).unwrap(), ("/h/.cache/kiln".into(), "HOME"));
+        let set = env(&[home, ("XDG_CACHE_HOME", "/c")]);
+        assert_eq!(locate(None, None, &set).unwrap(), ("/c/kiln".into(), "XDG_CACHE_HOME"));
+        let error = locate(None, None, &env(&[])).unwrap_err();
+        assert_eq!(error.code().id, "KILN-0901");
+        assert_eq!(error.hint_text(), Some("give one with --store DIR"));
+    }
+
+    #[test]
+    fn e3_an_incomplete_entry_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let entry = store.entry(Kind::Source, &key("a"));
+        fs::create_dir_all(&entry).unwrap();
+        fs::write(entry.join("half"), "x").unwrap();
+
+        let staging = store.stage(Kind::Source, &key("a")).unwrap();
+        fs::write(staging.path().join("done"), "1").unwrap();
+        assert_eq!(staging.publish().unwrap(), entry);
+        assert!(entry.join("done").is_file() && !entry.join("half").exists());
+        assert_eq!(
+            fs::read_dir(folder.path().join("sources")).unwrap().count(),
+            1,
+            "staging was left behind"
+        );
+    }
+
+    #[test]
+    fn e3_a_file_in_the_way_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let entry = store.entry(Kind::Source, &key("a"));
+        let staging = store.stage(Kind::Source, &key("a")).unwrap();
+        fs::write(&entry, "a file").unwrap();
+        let error = staging.publish().unwrap_err();
+        assert_eq!(error.code().id, "KILN-0903");
+        assert_eq!(fs::read_to_string(&entry).unwrap(), "a file");
+    }
+
+    #[test]
+    fn e8_a_dropped_staging_folder_leaves_nothing_and_a_killed_one_is_swept_by_the_next_of_its_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        drop(store.stage(Kind::Backend, &key("a")).unwrap());
+        // What SIGKILL leaves.
+        let killed = store.stage(Kind::Backend, &key("a")).unwrap().folder.keep();
+        fs::write(killed.join("half"), "x").unwrap();
+        let other = store.stage(Kind::Backend, &key("b")).unwrap();
+        drop(store.stage(Kind::Backend, &key("a")).unwrap());
+        assert!(!killed.exists() && other.path().exists(), "another key's staging may be in use");
+    }
+
+    #[test]
+    fn e6_a_lock_file_alone_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        fs::create_dir_all(folder.path().join("locks")).unwrap();
+        fs::write(folder.path().join("locks/x.lock"), "process 1 (since long ago)").unwrap();
+        let told = std::cell::Cell::new(false);
+        let _lock = store.lock("x", &|_| told.set(true)).unwrap();
+        assert!(!told.get(), "a file left by a dead process is no lock");
+    }
+
+    #[test]
+    fn e1_a_held_lock_names_its_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let first = store.lock("x", &|_| {}).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let second = store.clone();
+            scope.spawn(move || {
+                let _lock = second.lock("x", &|text| sender.send(text.to_owned()).unwrap()).unwrap();
+            });
+            let told = receiver.recv().unwrap();
+            let pid = std::process::id();
+            assert!(told.starts_with(&format!("waiting for process {pid} (since 2")), "{told}");
+            drop(first);
+        });
+    }
+
+    #[test]
+    fn utc_follows_the_calendar() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00");
+        assert_eq!(utc(951_827_696), "2000-02-29T12:34:56");
+        assert_eq!(utc(1_783_151_974), "2026-07-04T07:59:34");
+    }
+}

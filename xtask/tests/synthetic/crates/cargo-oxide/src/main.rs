@@ -1,0 +1,43 @@
+//! Stands in for cargo-oxide: takes the same arguments and environment, and has llc write one PTX file.
+//!
+//! It appends what it saw to `$CARGO_TARGET_DIR`'s `calls.txt`, so that tests can read it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, exit};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let after = |flag: &str| {
+        let place = arguments.iter().position(|argument| argument == flag);
+        place.and_then(|place| arguments.get(place + 1)).cloned().unwrap_or_else(|| fail(flag))
+    };
+    let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| fail(name));
+    if !PathBuf::from(variable("CUDA_OXIDE_BACKEND")).is_file() {
+        fail::<()>("the backend");
+    }
+    let arch = after("--arch");
+    let target = PathBuf::from(after("--cargo-target-dir"));
+    let ptx = PathBuf::from(variable("CUDA_OXIDE_PTX_DIR")).join("kiln_device.ptx");
+    let mut calls = fs::read_to_string(target.join("calls.txt")).unwrap_or_default();
+    let contraction = std::env::var("CUDA_OXIDE_NO_FMA").unwrap_or_default();
+    calls.push_str(&format!("arch={arch} no_fma={contraction} ptx={}\n", ptx.exists()));
+    fs::create_dir_all(target.join("release")).unwrap();
+    fs::write(target.join("calls.txt"), calls).unwrap();
+    if !ptx.exists() {
+        let status = Command::new(variable("CUDA_OXIDE_LLC"))
+            .args([&format!("-mcpu={arch}"), "-o"])
+            .arg(&ptx)
+            .status()
+            .unwrap();
+        if !status.success() {
+            exit(status.code().unwrap_or(1));
+        }
+    }
+    fs::write(target.join("release/kiln"), "a program\n").unwrap();
+}
+
+fn fail<T>(what: &str) -> T {
+    eprintln!("synthetic cargo-oxide: no {what}");
+    exit(3)
+}
