@@ -1,0 +1,123 @@
+//! Rows times columns of activations: `SPAN` threads a row.
+//!
+//! For C columns: each `out` C times the matrix' rows, `x` C columns of the matrices' width, padded to a multiple of 8 in
+//! the batch entries. Grid: x covers the rows (see [`slots`]), y the groups of 8 columns.
+
+use cuda_device::{cuda_module, kernel, launch_bounds, thread};
+
+use crate::layout::{Matrix, RowsArgs, THREADS};
+
+/// Row slots of a matrix: its rows, rounded up so that a warp never holds rows of two.
+pub const fn slots(rows: usize, span: usize) -> usize {
+    rows.next_multiple_of(32 / span)
+}
+
+/// Blocks that cover the slots of all three matrices.
+pub const fn blocks(rows: [usize; 3], span: usize) -> usize {
+    let total = slots(rows[0], span) + slots(rows[1], span) + slots(rows[2], span);
+    (total * span).div_ceil(THREADS)
+}
+
+/// The matrix, its output and the row of a slot.
+#[inline(always)]
+pub fn find(args: &RowsArgs, slot: usize, span: usize) -> (Matrix, *mut f32, usize) {
+    let first = slots(args.first.rows as usize, span);
+    let second = first + slots(args.second.rows as usize, span);
+    if slot < first {
+        (args.first, args.first_out, slot)
+    } else if slot < second {
+        (args.second, args.second_out, slot - first)
+    } else {
+        (args.third, args.third_out, slot - second)
+    }
+}
+
+
+#[cuda_module]
+pub mod entries {
+    use super::*;
+    use crate::arith::Device;
+    use crate::block::{begin, check, thread_index};
+    use crate::layout::{COLUMNS, mode};
+    use crate::row::{self, Input};
+    use kiln_kernels::Arith;
+
+    /// One column, 32 threads a row.
+    #[kernel]
+    #[launch_bounds(256)]
+    pub fn kiln_rows_wide(args: RowsArgs) {
+        begin();
+        // SAFETY: the host's arguments agree with each other.
+        unsafe { rows::<32, 1>(&args) }
+    }
+
+    /// One column, 8 threads a row.
+    #[kernel]
+    #[launch_bounds(256)]
+    pub fn kiln_rows_narrow(args: RowsArgs) {
+        begin();
+        // SAFETY: as above.
+        unsafe { rows::<8, 1>(&args) }
+    }
+
+    /// Eight columns, 32 threads a row.
+    #[kernel]
+    #[launch_bounds(256)]
+    pub fn kiln_batch_wide(args: RowsArgs) {
+        begin();
+        // SAFETY: as above.
+        unsafe { rows::<32, COLUMNS>(&args) }
+    }
+
+    /// Eight columns, 8 threads a row.
+    #[kernel]
+    #[launch_bounds(256)]
+    pub fn kiln_batch_narrow(args: RowsArgs) {
+        begin();
+        // SAFETY: as above.
+        unsafe { rows::<8, COLUMNS>(&args) }
+    }
+
+    #[inline(always)]
+    unsafe fn rows<const SPAN: usize, const COLS: usize>(args: &RowsArgs) {
+        let index = thread::blockIdx_x() as usize * THREADS + thread_index();
+        let (slot, t) = (index / SPAN, index % SPAN);
+        let (matrix, out, row) = find(args, slot, SPAN);
+        let rows = matrix.rows as usize;
+        // A warp leaves or stays as one: its first row is there or none is.
+        if row / (32 / SPAN) * (32 / SPAN) >= rows {
+            return;
+        }
+        let column = thread::blockIdx_y() as usize * COLS;
+        let width = matrix.columns as usize;
+        // SAFETY: the row is inside the matrix, the columns are padded to COLS.
+        unsafe {
+            let x = Input {
+                values: args.x.values.add(column * width),
+                quants: args.x.quants.add(column * width),
+                meta: args.x.meta.add(column * width / 32),
+                width,
+            };
+            let clamped = if row < rows { row } else { rows - 1 };
+            let sums = row::products::<SPAN, COLS>(&matrix, clamped, t, x);
+            if t != 0 || row >= rows {
+                return;
+            }
+            let mut c = 0;
+            while c < COLS {
+                if column + c < args.columns as usize {
+                    let at = out.add((column + c) * rows + row);
+                    let mut value = sums[c];
+                    if args.mode == mode::ADD {
+                        value = Device.add(*at, value);
+                    }
+                    if args.mode != mode::STORE {
+                        check(value, args.fault, args.stage, args.first_column + (column + c) as u32);
+                    }
+                    *at = value;
+                }
+                c += 1;
+            }
+        }
+    }
+}
