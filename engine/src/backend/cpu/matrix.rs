@@ -57,11 +57,6 @@ impl Matrix {
         }
     }
 
-    /// Rows: the width of the product.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Bytes that one product with a column reads.
     pub fn bytes(&self) -> u64 {
         match &self.weights {

@@ -101,6 +101,7 @@ pub const BIASED_TABLE: [u8; 16] = {
 
 #[repr(align(64))]
 #[derive(Clone, Copy)]
+#[expect(dead_code, reason = "read and written through the slices of `Aligned`")]
 struct Line([u8; 64]);
 
 /// Bytes that begin at a multiple of 64.
