@@ -212,8 +212,7 @@ mod tests {
 
     #[test]
     fn the_built_in_model_writes_the_same_story_for_the_same_seed() {
-        let story =
-            |extra: &[&str]| text_of(&[&["run", "-n", "24"], extra].concat()).expect("a story");
+        let story = |extra: &[&str]| text_of(&[&["run", "-n", "24"], extra].concat()).expect("a story");
         let first = story(&["--seed", "3", "-t", "1"]);
         assert!(first.starts_with("Once upon a time"), "{first}");
         assert_eq!(first, story(&["--seed", "3", "-t", "2"]));
@@ -224,7 +223,7 @@ mod tests {
             GREEDY
         );
     }
-    const GREEDY: &str = "";
+    const GREEDY: &str = "Once upon a time, there was a curious girl named Zoe. She lived at\n";
 
     #[test]
     fn wrong_requests_are_named() {
