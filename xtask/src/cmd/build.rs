@@ -20,6 +20,7 @@ use crate::error::{Error, Exit, Result};
 use crate::llc::Tools;
 use crate::output;
 use crate::plan::{self, Pins, Plan, Request};
+use crate::progress;
 use crate::ptx::{self, Expectation, Ptx};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -63,6 +64,7 @@ impl Build {
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let progress = progress::on_stderr("build");
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
@@ -71,7 +73,7 @@ impl Build {
                 plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
-                eprintln!("warning: {note}");
+                progress.note(&format!("warning: {note}"));
             }
         }
         if let Some(problem) = plan.problem() {
@@ -89,7 +91,8 @@ impl Build {
         };
         gpu.refuse_other_backend()?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
-            eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
+            let target = target.display();
+            progress.note(&format!("warning: CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -275,7 +278,7 @@ fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
     let binary = binary.ok_or_else(|| {
         Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
     })?;
-    eprintln!("built {}", binary.display());
+    progress::on_stderr("build").note(&format!("built {}", binary.display()));
     let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
         Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
     })?;
