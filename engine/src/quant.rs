@@ -76,7 +76,7 @@ pub fn decode(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
             _ => {
                 for (out, word) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                     let half = u16::from_le_bytes(*word);
-                    *out = if kind == TensorType::F16 { Host.from_f16(half) } else { float_rows::from_bf16(half) };
+                    *out = if kind == TensorType::F16 { Host.f16_to_f32(half) } else { float_rows::bf16_to_f32(half) };
                 }
             }
         }

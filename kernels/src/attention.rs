@@ -18,7 +18,7 @@ pub trait Rows: Copy {
 pub fn score<L: Lanes>(lanes: L, query: &[f32], key: &[u16], scale: f32) -> f32 {
     let a = lanes.arith();
     let key = &key[..query.len()];
-    let partials = strided(lanes, query.len(), 0.0, |i, p| a.fma(query[i], a.from_f16(key[i]), p));
+    let partials = strided(lanes, query.len(), 0.0, |i, p| a.fma(query[i], a.f16_to_f32(key[i]), p));
     a.mul(sum_canonical(lanes, partials), scale)
 }
 
@@ -51,7 +51,7 @@ pub fn add_value<A: Arith>(a: A, partial: &mut [f32], weight: f32, value: &[u16]
     let value = &value[..partial.len()];
     let mut d = 0;
     while d < partial.len() {
-        partial[d] = a.fma(weight, a.from_f16(value[d]), partial[d]);
+        partial[d] = a.fma(weight, a.f16_to_f32(value[d]), partial[d]);
         d += 1;
     }
 }
@@ -149,7 +149,7 @@ mod tests {
             let mut out = std::vec![0.0; width];
             let (k, v) = (Plain(&keys, width), Plain(&values, width));
             attend(HostLanes, &query, k, v, 0.25, &mut scores, &mut partials, &mut out);
-            let wide = |h: u16| f64::from(Host.from_f16(h));
+            let wide = |h: u16| f64::from(Host.f16_to_f32(h));
             let weights: Vec<f64> = (0..count)
                 .map(|p| {
                     let dot: f64 = (0..width).map(|i| f64::from(query[i]) * wide(keys[p * width + i])).sum();

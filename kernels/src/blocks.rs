@@ -81,7 +81,7 @@ pub fn block_row<B: Blocks, L: Lanes>(lanes: L, row: &[u8], x: Q8Activations<'_>
             integer += part.factors[half] * dot;
             half += 1;
         }
-        let p = a.fma(a.mul(part.scale, scales[index]), a.from_i32(integer), p);
+        let p = a.fma(a.mul(part.scale, scales[index]), a.i32_to_f32(integer), p);
         if !B::HAS_MIN {
             return p;
         }
@@ -97,7 +97,7 @@ pub fn block_row<B: Blocks, L: Lanes>(lanes: L, row: &[u8], x: Q8Activations<'_>
             integer += part.min_factors[half] * sum;
             half += 1;
         }
-        a.fma(a.mul(part.min, scales[index]), a.from_i32(integer), p)
+        a.fma(a.mul(part.min, scales[index]), a.i32_to_f32(integer), p)
     });
     sum_canonical(lanes, partials)
 }
@@ -116,9 +116,9 @@ pub fn decode_row<B: Blocks, A: Arith>(a: A, row: &[u8], mut write: impl FnMut(u
                 let half = i / (PART / 2);
                 // Exact: at most 11 + 7 + 6 bits.
                 let integer = part.factors[half] * i32::from(part.quants[i]);
-                let value = a.mul(part.scale, a.from_i32(integer));
+                let value = a.mul(part.scale, a.i32_to_f32(integer));
                 // Also exact, so that the sum is the only rounding.
-                let min = a.mul(part.min, a.from_i32(part.min_factors[half]));
+                let min = a.mul(part.min, a.i32_to_f32(part.min_factors[half]));
                 let value = if B::HAS_MIN { a.add(value, min) } else { value };
                 write(number * B::BLOCK + index * PART + i, canonical(value));
             }
@@ -128,7 +128,7 @@ pub fn decode_row<B: Blocks, A: Arith>(a: A, row: &[u8], mut write: impl FnMut(u
 
 #[inline(always)]
 fn half_at<A: Arith>(a: A, block: &[u8], at: usize) -> f32 {
-    a.from_f16(u16::from_le_bytes([block[at], block[at + 1]]))
+    a.f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 #[inline(always)]

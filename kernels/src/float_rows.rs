@@ -28,7 +28,7 @@ pub fn f16_row<L: Lanes>(lanes: L, row: &[u8], x: &[f32]) -> f32 {
     let words = &words[..x.len()];
     sum_canonical(
         lanes,
-        strided(lanes, x.len(), 0.0, |i, p| a.fma(a.from_f16(u16::from_le_bytes(words[i])), x[i], p)),
+        strided(lanes, x.len(), 0.0, |i, p| a.fma(a.f16_to_f32(u16::from_le_bytes(words[i])), x[i], p)),
     )
 }
 
@@ -44,13 +44,13 @@ pub fn bf16_row<L: Lanes>(lanes: L, row: &[u8], x: &[f32]) -> f32 {
     let words = &words[..x.len()];
     sum_canonical(
         lanes,
-        strided(lanes, x.len(), 0.0, |i, p| a.fma(from_bf16(u16::from_le_bytes(words[i])), x[i], p)),
+        strided(lanes, x.len(), 0.0, |i, p| a.fma(bf16_to_f32(u16::from_le_bytes(words[i])), x[i], p)),
     )
 }
 
 /// The bf16 number whose bits are `h`, as f32: its upper half.
 #[inline(always)]
-pub fn from_bf16(h: u16) -> f32 {
+pub fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)
 }
 

@@ -14,7 +14,7 @@ pub fn exp<A: Arith>(a: A, x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let k = a.round_small(a.mul(x, LOG2_E));
-    let kf = a.from_i32(k);
+    let kf = a.i32_to_f32(k);
     let r = a.fma(kf, -LN2_LOW, a.fma(kf, -LN2_HIGH, x));
     let mut p = 1.0 / 720.0;
     p = a.fma(p, r, 1.0 / 120.0);
@@ -183,14 +183,14 @@ mod tests {
     #[test]
     fn halves_survive_a_round_trip_and_ties_go_to_even() {
         for h in 0..=u16::MAX {
-            let x = Host.from_f16(h);
+            let x = Host.f16_to_f32(h);
             if x.is_nan() {
                 assert_eq!(to_f16(x), 0x7e00);
             } else {
                 assert_eq!(to_f16(x), h, "{h:#06x}");
                 if h & 0x7fff < 0x7bff {
                     // Halfway to the next: to even; a little beyond: away.
-                    let middle = (f64::from(x) + f64::from(Host.from_f16(h + 1))) / 2.0;
+                    let middle = (f64::from(x) + f64::from(Host.f16_to_f32(h + 1))) / 2.0;
                     assert_eq!(to_f16(middle as f32), h + (h & 1));
                     let beyond = f32::from_bits((middle as f32).to_bits() + 1);
                     assert_eq!(to_f16(beyond), h + 1);

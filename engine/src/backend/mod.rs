@@ -4,6 +4,19 @@ pub mod cpu;
 
 use crate::error::Result;
 
+/// How to load a model on any device.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Positions of the cache; at least 1.
+    pub context: usize,
+    /// Threads of the host.
+    pub threads: usize,
+    /// Columns of a batch; at least 1.
+    pub batch: usize,
+    /// Bytes of host memory that loading may take, if there is a limit.
+    pub memory: Option<u64>,
+}
+
 /// Which columns of a batch get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {

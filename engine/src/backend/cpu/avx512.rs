@@ -8,6 +8,9 @@ use kiln_kernels::blocks::PART;
 use super::kernel::Packing;
 use super::panel::{BIASED_TABLE, Column, Partials, ROWS};
 
+/// How far ahead of the quants in use to prefetch, in bytes.
+const AHEAD: usize = 2048;
+
 /// The products of a panel's rows with each column.
 ///
 /// # Safety
@@ -47,6 +50,11 @@ pub unsafe fn panel<P: Packing>(
             let factor = |line: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(factors.add(line * ROWS).cast()));
             let second = f.halves as usize;
             let bytes = quants.add(index * f.quant_bytes());
+            // What is read in a moment, beyond the end of this panel that of the next: the processor's own prefetching
+            // stops at pages of 4 KiB. An address that is not mapped is ignored.
+            for line in 0..f.quant_bytes() / 64 {
+                _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(AHEAD + 64 * line).cast());
+            }
             let mut w = [_mm512_setzero_si512(); 8];
             for group in 0..8 {
                 w[group] = if f.nibble {

@@ -6,8 +6,9 @@
 use std::fmt;
 
 use kiln_kernels::attention::{self, Rows};
-use kiln_kernels::{Host, HostLanes, math};
+use kiln_kernels::{Host, HostLanes, LANES, math};
 
+use super::attend::{self, Heads};
 use super::panel::{Column, Format, Partials, ROWS};
 use super::portable;
 use crate::error::{Error, Result};
@@ -274,13 +275,10 @@ leveled! {
     }
 }
 
-/// Vectors of one head, one after the other.
 #[derive(Clone, Copy)]
-pub struct HeadRows<'a> {
-    /// Halves of all positions.
-    pub halves: &'a [u16],
-    /// Halves of a position.
-    pub width: usize,
+struct HeadRows<'a> {
+    halves: &'a [u16],
+    width: usize,
 }
 
 impl Rows for HeadRows<'_> {
@@ -291,17 +289,78 @@ impl Rows for HeadRows<'_> {
 }
 
 leveled! {
-    /// Attention of one query head over `scores.len()` positions.
-    pub fn attend(
-        query: &[f32],
-        keys: HeadRows<'_>,
-        values: HeadRows<'_>,
-        scale: f32,
+    /// Attention of one query head by the plain walk.
+    pub fn attend_plain(
+        heads: Heads<'_>,
         scores: &mut [f32],
         partials: &mut [f32],
         out: &mut [f32],
     ) {
-        attention::attend(HostLanes, query, keys, values, scale, scores, partials, out);
+        let width = heads.width;
+        let (keys, values) = (HeadRows { halves: heads.keys, width }, HeadRows { halves: heads.values, width });
+        attention::attend(HostLanes, heads.queries, keys, values, heads.scale, scores, partials, out);
+    }
+}
+
+/// Attention of up to [`attend::QUERIES`] query heads that share keys and values, over `positions` positions.
+///
+/// # Panics
+/// If the lengths do not agree; see [`attend::attend`].
+pub fn attend(
+    level: Level,
+    heads: Heads<'_>,
+    positions: usize,
+    scores: &mut [f32],
+    partials: &mut [f32],
+    out: &mut [f32],
+) {
+    let width = heads.width;
+    let vector = match level {
+        Level::Portable => 0,
+        Level::Avx2 => 32,
+        Level::Avx512 => 64,
+    };
+    if vector == 0 || !width.is_multiple_of(vector) {
+        for (index, out) in out.chunks_exact_mut(width).enumerate() {
+            let heads = Heads { queries: &heads.queries[index * width..(index + 1) * width], ..heads };
+            attend_plain(level, heads, &mut scores[..positions], &mut partials[..LANES * width], out);
+        }
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! on {
+            ($vector:ident, $features:literal) => {{
+                #[target_feature(enable = $features)]
+                fn call<const COUNT: usize>(
+                    heads: Heads<'_>,
+                    positions: usize,
+                    scores: &mut [f32],
+                    partials: &mut [f32],
+                    out: &mut [f32],
+                ) {
+                    // SAFETY: the features are enabled, and the width is a multiple of four vectors.
+                    unsafe {
+                        attend::attend::<super::vector::$vector, COUNT>(
+                            heads, positions, scores, partials, out,
+                        );
+                    }
+                }
+                // SAFETY: a level is only used where `is_available` holds.
+                unsafe {
+                    match out.len() / width {
+                        1 => call::<1>(heads, positions, scores, partials, out),
+                        2 => call::<2>(heads, positions, scores, partials, out),
+                        3 => call::<3>(heads, positions, scores, partials, out),
+                        _ => call::<4>(heads, positions, scores, partials, out),
+                    }
+                }
+            }};
+        }
+        match level {
+            Level::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
+            _ => on!(F32x8, "avx2,fma,f16c"),
+        }
     }
 }
 

@@ -1,11 +1,21 @@
 //! Matrices as the CPU keeps them, and their products with columns of activations.
 
+use std::ops::Range;
+
 use super::kernel::{self, Level};
-use super::panel::{self, Aligned, COLUMNS, Column, Format, Partials, ROWS};
+use super::panel::{self, Arena, COLUMNS, Column, Format, Partials, ROWS};
 use super::pool::{Disjoint, Pool};
 use crate::gguf::{Gguf, Tensor, TensorType};
 
 use kiln_kernels::blocks::PART;
+
+/// Where the weights of a model lie.
+pub struct Store {
+    /// The file, for what is used as it is there.
+    pub file: Gguf,
+    /// The panels.
+    pub arena: Arena,
+}
 
 /// A matrix, ready for products.
 pub struct Matrix {
@@ -16,15 +26,18 @@ pub struct Matrix {
 }
 
 enum Weights {
-    /// Panels of 16 rows of a quantised type.
-    Panels { bytes: Aligned, panel_bytes: usize },
+    /// Panels of 16 rows of a quantised type, in the arena.
+    Panels { place: Range<usize>, panel_bytes: usize },
     /// Rows of floats, as the file has them.
     Rows(Tensor),
 }
 
 impl Matrix {
     /// Takes a tensor over: quantised ones are repacked, with all threads of the pool.
-    pub fn load(file: &Gguf, tensor: &Tensor, pool: &mut Pool) -> Matrix {
+    ///
+    /// # Panics
+    /// If the arena is smaller than the [`Matrix::load_bytes`] of all tensors.
+    pub fn load(store: &mut Store, tensor: &Tensor, pool: &mut Pool) -> Matrix {
         let (rows, columns, kind) = (tensor.rows(), tensor.columns(), tensor.kind);
         let Some(format) = Format::of(kind) else {
             return Matrix { kind, rows, columns, weights: Weights::Rows(tensor.clone()) };
@@ -32,10 +45,12 @@ impl Matrix {
         let parts = columns / PART;
         let panel_bytes = format.panel_bytes(parts);
         let panels = rows.div_ceil(ROWS);
-        let mut bytes = Aligned::zeros(panels * panel_bytes);
-        let source = file.data(tensor);
+        let Some(place) = store.arena.take(panels * panel_bytes) else {
+            panic!("the arena is made for all matrices");
+        };
+        let source = store.file.data(tensor);
         let row_bytes = source.len() / rows;
-        let target = Disjoint::new(bytes.bytes_mut());
+        let target = Disjoint::new(&mut store.arena.bytes_mut()[place.clone()]);
         pool.for_each(panels, 16, |_, range| {
             for index in range {
                 let rows = &source[index * ROWS * row_bytes..((index + 1) * ROWS).min(rows) * row_bytes];
@@ -44,7 +59,7 @@ impl Matrix {
                 panel::pack(kind, rows, parts, out);
             }
         });
-        Matrix { kind, rows, columns, weights: Weights::Panels { bytes, panel_bytes } }
+        Matrix { kind, rows, columns, weights: Weights::Panels { place, panel_bytes } }
     }
 
     /// Bytes that loading this tensor takes in memory, besides the mapped file.
@@ -57,15 +72,10 @@ impl Matrix {
         }
     }
 
-    /// Rows: the width of the product.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Bytes that one product with a column reads.
     pub fn bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Panels { bytes, .. } => bytes.bytes().len() as u64,
+            Weights::Panels { place, .. } => place.len() as u64,
             Weights::Rows(tensor) => tensor.byte_len() as u64,
         }
     }
@@ -75,11 +85,12 @@ impl Matrix {
     }
 
     /// Products of some panels with all columns.
+    #[allow(clippy::too_many_arguments)]
     fn multiply_panels(
         &self,
-        file: &Gguf,
+        store: &Store,
         level: Level,
-        panels: std::ops::Range<usize>,
+        panels: Range<usize>,
         x: &Activations,
         count: usize,
         partials: &mut Partials,
@@ -94,8 +105,9 @@ impl Matrix {
                 out.part(start..start + rows)
             };
             match &self.weights {
-                Weights::Panels { bytes, panel_bytes } => {
-                    let bytes = &bytes.bytes()[index * panel_bytes..(index + 1) * panel_bytes];
+                Weights::Panels { place, panel_bytes } => {
+                    let start = place.start + index * panel_bytes;
+                    let bytes = &store.arena.bytes()[start..start + panel_bytes];
                     let parts = self.columns / PART;
                     let mut results = [[0.0; ROWS]; COLUMNS];
                     for start in (0..count).step_by(COLUMNS) {
@@ -110,7 +122,7 @@ impl Matrix {
                     }
                 }
                 Weights::Rows(tensor) => {
-                    let data = file.data(tensor);
+                    let data = store.file.data(tensor);
                     let row_bytes = data.len() / self.rows;
                     for column in 0..count {
                         let x = &x.values[column * self.columns..(column + 1) * self.columns];
@@ -127,7 +139,7 @@ impl Matrix {
 
 /// Multiplies several matrices with the same columns in one go: `out` of each is `count` columns of its rows.
 pub fn multiply<const N: usize>(
-    file: &Gguf,
+    store: &Store,
     level: Level,
     pool: &mut Pool,
     scratch: &Disjoint<'_, Box<Partials>>,
@@ -151,7 +163,7 @@ pub fn multiply<const N: usize>(
             let start = range.start.clamp(before, before + panels) - before;
             let end = range.end.clamp(before, before + panels) - before;
             if start < end {
-                matrix.multiply_panels(file, level, start..end, x, count, partials, out);
+                matrix.multiply_panels(store, level, start..end, x, count, partials, out);
             }
             before += panels;
         }

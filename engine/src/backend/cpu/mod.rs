@@ -3,6 +3,7 @@
 //! Bits do not depend on the level of instructions, the number of threads or the batches: every number is made by one
 //! chain of rounded operations that the walks define, and threads only share out whole numbers.
 
+mod attend;
 mod kernel;
 mod matrix;
 mod panel;
@@ -15,6 +16,8 @@ mod avx2;
 mod avx512;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 
 pub use kernel::Level;
 
@@ -23,9 +26,9 @@ use kiln_kernels::{Arith, Host, LANES, attention, canonical, math};
 use super::{Backend, Wanted};
 use crate::error::{Error, Place, Result};
 use crate::model::{Activation, Model, Pairing};
-use kernel::HeadRows;
-use matrix::{Activations, Matrix, multiply};
-use panel::Partials;
+use attend::{Heads, QUERIES};
+use matrix::{Activations, Matrix, Store, multiply};
+use panel::{Arena, Partials};
 use pool::{Disjoint, Pool};
 
 /// The largest number of threads that can be asked for.
@@ -56,8 +59,10 @@ impl Options {
 /// What a load takes, term by term, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// Weights.
+    /// Weights, panels and the rest.
     pub weights: u64,
+    /// Weights that are repacked into panels.
+    pub panels: u64,
     /// Keys and values of all positions.
     pub cache: u64,
     /// Activations, logits, tables and scratch.
@@ -69,12 +74,18 @@ impl MemoryNeed {
     pub fn of(model: &Model, options: &Options) -> MemoryNeed {
         let config = &model.config;
         let layers = &model.layers;
-        let weights = layers
+        let matrices = layers
             .iter()
             .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
-            .chain([&model.head])
-            .map(Matrix::load_bytes)
-            .fold(0u64, u64::saturating_add);
+            .chain([&model.head]);
+        let (mut weights, mut panels) = (0u64, 0u64);
+        for tensor in matrices {
+            let bytes = Matrix::load_bytes(tensor);
+            weights = weights.saturating_add(bytes);
+            if panel::Format::of(tensor.kind).is_some() {
+                panels = panels.saturating_add(bytes.next_multiple_of(64));
+            }
+        }
         let (context, batch) = (options.context as u64, options.batch as u64);
         let keys = (config.kv_heads * config.head_width) as u64;
         let cache = context.saturating_mul(keys * 4 * config.layers as u64);
@@ -84,13 +95,14 @@ impl MemoryNeed {
             + Activations::bytes(width.max(queries).max(inner))
             + (queries + 2 * keys + queries + 2 * inner) * 4
             + model.vocabulary() as u64 * 4;
-        let thread = context * 4 + (LANES * config.head_width * 4 + size_of::<Partials>()) as u64;
+        let scratch = QUERIES * LANES * config.head_width * 4 + size_of::<Partials>();
+        let thread = (context * 4 * QUERIES as u64).saturating_add(scratch as u64);
         let tables = context * 8 * config.rope.dimensions as u64;
         let buffers = batch
             .saturating_mul(columns)
             .saturating_add((options.threads as u64).saturating_mul(thread))
             .saturating_add(tables);
-        MemoryNeed { weights, cache, buffers }
+        MemoryNeed { weights, panels, cache, buffers }
     }
 
     /// The sum.
@@ -117,6 +129,7 @@ struct ThreadScratch {
 /// A model on the CPU.
 pub struct Cpu {
     model: Model,
+    store: Store,
     options: Options,
     pool: Pool,
     layers: Vec<Layer>,
@@ -163,8 +176,12 @@ impl Cpu {
         }
         let mut pool = Pool::new(options.threads)
             .map_err(|error| Error::Request(format!("cannot start threads: {error}")))?;
-        let file = model.file.clone();
-        let mut load = |tensor| Matrix::load(&file, tensor, &mut pool);
+        let panels = usize::try_from(need.panels).unwrap_or(usize::MAX);
+        let arena = Arena::new(panels).map_err(|error| {
+            Error::Request(format!("cannot take {panels} bytes for the weights: {error}"))
+        })?;
+        let mut store = Store { file: model.file.clone(), arena };
+        let mut load = |tensor| Matrix::load(&mut store, tensor, &mut pool);
         let layers = model
             .layers
             .iter()
@@ -209,10 +226,11 @@ impl Cpu {
             partials: (0..options.threads).map(|_| Partials::boxed()).collect(),
             scratch: (0..options.threads)
                 .map(|_| ThreadScratch {
-                    scores: vec![0.0; context],
-                    values: vec![0.0; LANES * config.head_width],
+                    scores: vec![0.0; QUERIES * context],
+                    values: vec![0.0; QUERIES * LANES * config.head_width],
                 })
                 .collect(),
+            store,
             pool,
             options,
             model,
@@ -271,7 +289,7 @@ impl Cpu {
             return Ok(());
         }
         let (level, width) = (self.options.level, self.model.config.width);
-        let (residual, model) = (&self.residual, &self.model);
+        let (residual, model, store) = (&self.residual, &self.model, &self.store);
         self.activations.fill(level, &mut self.pool, self.wanted, width, |column, out| {
             let x = &residual[(first + column) * width..(first + column + 1) * width];
             kernel::rms_norm(level, x, &model.output_norm, model.config.epsilon, out);
@@ -279,7 +297,7 @@ impl Cpu {
         let scratch = Disjoint::new(&mut self.partials);
         let logits = &mut self.logits[..];
         let matrices = [(&self.head, logits)];
-        multiply(&model.file, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
+        multiply(store, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
         let vocabulary = self.model.vocabulary();
         for column in 0..self.wanted {
             let logits = &self.logits[column * vocabulary..(column + 1) * vocabulary];
@@ -309,7 +327,7 @@ impl Cpu {
 
     fn attention(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
         let level = self.options.level;
-        let Cpu { model, pool, activations, residual, .. } = self;
+        let Cpu { model, store, pool, activations, residual, .. } = self;
         let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
         let width = config.width;
         activations.fill(level, pool, count, width, |column, out| {
@@ -322,7 +340,7 @@ impl Cpu {
             (&layer.key, &mut self.key[..]),
             (&layer.value, &mut self.value[..]),
         ];
-        multiply(&model.file, level, pool, &scratch, activations, count, matrices);
+        multiply(store, level, pool, &scratch, activations, count, matrices);
 
         let head = config.head_width;
         let (queries, kv) = (config.heads * head, config.kv_heads * head);
@@ -377,28 +395,37 @@ impl Cpu {
 
         let (keys, values) = (&self.keys[cache.clone()], &self.values[cache]);
         let group = config.heads / config.kv_heads;
+        // An item is up to four query heads of a column that share keys and values.
+        let sets = group.div_ceil(QUERIES);
         let (query, attended) = (&self.query, Disjoint::new(&mut self.attended));
         let threads = Disjoint::new(&mut self.scratch);
-        pool.for_each(count * config.heads, 1, |thread, range| {
+        let per_column = config.kv_heads * sets;
+        pool.for_each(count * per_column, 1, |thread, range| {
             // SAFETY: each thread has its own scratch.
             let scratch = &mut unsafe { threads.part(thread..thread + 1) }[0];
             for item in range {
-                let (column, number) = (item / config.heads, item % config.heads);
+                let (column, shared, set) = (item / per_column, item % per_column / sets, item % sets);
                 let at = position + column;
                 let first = config.first_visible(index, at);
-                let rows =
-                    (number / group * context + first) * head..(number / group * context + at + 1) * head;
+                let visible = at + 1 - first;
+                let rows = (shared * context + first) * head..(shared * context + at + 1) * head;
+                let number = shared * group + set * QUERIES;
+                let heads = (group - set * QUERIES).min(QUERIES);
                 let start = column * queries + number * head;
                 // SAFETY: each head of each column is its own part.
-                let out = unsafe { attended.part(start..start + head) };
+                let out = unsafe { attended.part(start..start + heads * head) };
                 kernel::attend(
                     level,
-                    &query[start..start + head],
-                    HeadRows { halves: &keys[rows.clone()], width: head },
-                    HeadRows { halves: &values[rows], width: head },
-                    config.attention_scale,
-                    &mut scratch.scores[..at + 1 - first],
-                    &mut scratch.values,
+                    Heads {
+                        queries: &query[start..start + heads * head],
+                        keys: &keys[rows.clone()],
+                        values: &values[rows],
+                        width: head,
+                        scale: config.attention_scale,
+                    },
+                    visible,
+                    &mut scratch.scores[..heads * visible],
+                    &mut scratch.values[..heads * LANES * head],
                     out,
                 );
             }
@@ -409,13 +436,13 @@ impl Cpu {
             out.copy_from_slice(&attended[column * queries..(column + 1) * queries]);
         });
         let matrices = [(&layer.output, &mut self.added[..])];
-        multiply(&model.file, level, pool, &scratch, activations, count, matrices);
+        multiply(store, level, pool, &scratch, activations, count, matrices);
         self.add(self.options.level, index, true, position, count)
     }
 
     fn feed_forward(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
         let level = self.options.level;
-        let Cpu { model, pool, activations, residual, .. } = self;
+        let Cpu { model, store, pool, activations, residual, .. } = self;
         let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
         let (width, inner) = (config.width, config.feed_forward);
         activations.fill(level, pool, count, width, |column, out| {
@@ -424,7 +451,7 @@ impl Cpu {
         });
         let scratch = Disjoint::new(&mut self.partials);
         let matrices = [(&layer.gate, &mut self.gate[..]), (&layer.up, &mut self.up[..])];
-        multiply(&model.file, level, pool, &scratch, activations, count, matrices);
+        multiply(store, level, pool, &scratch, activations, count, matrices);
         let (gate, up) = (&self.gate, &self.up);
         activations.fill(level, pool, count, inner, |column, out| {
             let part = column * inner..(column + 1) * inner;
@@ -435,7 +462,7 @@ impl Cpu {
             }
         });
         let matrices = [(&layer.down, &mut self.added[..])];
-        multiply(&model.file, level, pool, &scratch, activations, count, matrices);
+        multiply(store, level, pool, &scratch, activations, count, matrices);
         self.add(level, index, false, position, count)
     }
 

@@ -7,8 +7,11 @@
 //! Types of 4 bits and fewer are kept as nibbles, the others as bytes. So memory grows for q2_k (2.6 to 4.6 bits),
 //! q3_k (3.4 to 4.8), q5_* (5.5 to 8.5) and q6_k (6.6 to 9) and stays about the same for the rest.
 
+use std::ops::Range;
+
 use kiln_kernels::blocks::{Blocks, IQ4_NL_VALUES, PART};
 use kiln_kernels::{Host, LANES};
+use memmap2::MmapMut;
 
 use crate::gguf::TensorType;
 use crate::quant::with_blocks;
@@ -99,31 +102,46 @@ pub const BIASED_TABLE: [u8; 16] = {
     out
 };
 
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct Line([u8; 64]);
-
-/// Bytes that begin at a multiple of 64.
-pub struct Aligned {
-    lines: Vec<Line>,
+/// One piece of memory for the panels of all matrices, at multiples of 64, on large pages where the system has them.
+///
+/// A step walks all weights: with pages of 4 KiB it would miss the processor's address cache at every one.
+pub struct Arena {
+    memory: MmapMut,
+    used: usize,
 }
 
-impl Aligned {
-    /// Zeros; `len` is rounded up to a multiple of 64.
-    pub fn zeros(len: usize) -> Aligned {
-        Aligned { lines: vec![Line([0; 64]); len.div_ceil(64)] }
+impl Arena {
+    /// Room for `len` bytes, zeros.
+    ///
+    /// # Errors
+    /// What the system says when it has not that much.
+    pub fn new(len: usize) -> std::io::Result<Arena> {
+        // An empty mapping is an error.
+        let memory = MmapMut::map_anon(len.max(1))?;
+        // Only a hint: without large pages everything works, more slowly.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Ok(Arena { memory, used: 0 })
     }
 
-    /// The bytes.
+    /// Takes `len` bytes, rounded up to a multiple of 64; `None` when there is not as much left.
+    pub fn take(&mut self, len: usize) -> Option<Range<usize>> {
+        let range = self.used..self.used.checked_add(len)?;
+        if range.end > self.memory.len() {
+            return None;
+        }
+        self.used = range.end.next_multiple_of(64);
+        Some(range)
+    }
+
+    /// All bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: a line is 64 bytes without padding.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * 64) }
+        &self.memory
     }
 
-    /// The bytes, to write.
+    /// All bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: a line is 64 bytes without padding, and any bytes are a line.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * 64) }
+        &mut self.memory
     }
 }
 

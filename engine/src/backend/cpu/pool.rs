@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -12,29 +12,41 @@ use std::thread::{self, JoinHandle};
 /// than the pauses inside a step and shorter than a scheduler's slice.
 const SPINS: u32 = 8_192;
 
-type Job = *const (dyn Fn(usize) + Sync);
+/// A job: called with a thread and a range of items.
+type Job = *const (dyn Fn(usize, Range<usize>) + Sync);
+
+struct Task {
+    job: Job,
+    count: usize,
+    grain: usize,
+}
 
 struct Shared {
-    /// Counts jobs; a worker runs one for each step of it.
-    epoch: AtomicUsize,
-    /// Workers that have finished the current job.
-    done: AtomicUsize,
-    /// Chunks of the current job that have been handed out.
+    /// The number of the current task (upper half), whether it can be joined, and how many workers are in it.
+    state: AtomicU64,
+    /// Chunks of the current task that have been handed out.
     chunk: AtomicUsize,
     stop: AtomicBool,
-    job: UnsafeCell<Option<Job>>,
+    task: UnsafeCell<Option<Task>>,
     asleep: Mutex<usize>,
     wake: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only by the owner of the pool while no worker runs (all are `done`), and read by workers
-// only after they have seen the `epoch` that was released after that write.
+const OPEN: u64 = 1 << 31;
+const WORKERS: u64 = OPEN - 1;
+const NEXT: u64 = 1 << 32;
+
+// SAFETY: `task` is written only by the owner of the pool while no worker is in a task and none can join, and read by
+// workers only after they joined, which the release of `state` after that write allows.
 unsafe impl Sync for Shared {}
-// SAFETY: the pointer in `job` is used only while `Pool::run` keeps what it points to alive.
+// SAFETY: the pointer in `task` is used only while `Pool::for_each` keeps what it points to alive.
 unsafe impl Send for Shared {}
 
 /// A fixed number of threads, the caller's included.
+///
+/// A worker joins a task only while there is something left of it: one that the system does not run just now is not
+/// waited for.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -47,11 +59,10 @@ impl Pool {
     /// What the system says when it cannot start a thread.
     pub fn new(threads: usize) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
-            done: AtomicUsize::new(0),
+            state: AtomicU64::new(0),
             chunk: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            job: UnsafeCell::new(None),
+            task: UnsafeCell::new(None),
             asleep: Mutex::new(0),
             wake: Condvar::new(),
             panic: Mutex::new(None),
@@ -70,25 +81,33 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `job(thread)` once on every thread and returns when all have.
-    pub fn run(&mut self, job: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() {
-            return job(0);
+    /// Calls `job(thread, range)` for ranges that together are `0..count`, each of `grain` items but for the last, and
+    /// returns when all are done.
+    pub fn for_each(&mut self, count: usize, grain: usize, job: impl Fn(usize, Range<usize>) + Sync) {
+        let grain = grain.max(1);
+        if self.workers.is_empty() || count <= grain {
+            if count > 0 {
+                job(0, 0..count);
+            }
+            return;
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; this function does not return before every worker is done with it.
-        let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: no worker runs now, see `Shared`; `&mut self` keeps other callers out.
-        unsafe { *shared.job.get() = Some(erased) };
-        shared.done.store(0, Ordering::Relaxed);
-        // The lock orders this with a worker that is about to sleep: it either sees the new epoch or is woken.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let job: &(dyn Fn(usize, Range<usize>) + Sync) = &job;
+        // SAFETY: only the lifetime changes; this function does not return before every worker has left the task.
+        let erased = unsafe { std::mem::transmute::<&(dyn Fn(usize, Range<usize>) + Sync), Job>(job) };
+        // SAFETY: the last task is closed and left, see `Shared`; `&mut self` keeps other callers out.
+        unsafe { *shared.task.get() = Some(Task { job: erased, count, grain }) };
+        shared.chunk.store(0, Ordering::Relaxed);
+        let number = shared.state.load(Ordering::Relaxed) & !(NEXT - 1);
+        shared.state.store(number.wrapping_add(NEXT) | OPEN, Ordering::SeqCst);
+        // The lock orders this with a worker that is about to sleep: it either sees the new state or is woken.
         if *lock(&shared.asleep) > 0 {
             shared.wake.notify_all();
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let mine = catch_unwind(AssertUnwindSafe(|| chunks(shared, job, count, grain, 0)));
+        shared.state.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0;
-        while shared.done.load(Ordering::Acquire) < self.workers.len() {
+        while shared.state.load(Ordering::Acquire) & WORKERS > 0 {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         }
@@ -99,34 +118,28 @@ impl Pool {
             resume_unwind(panic);
         }
     }
+}
 
-    /// Calls `job(thread, range)` for ranges that together are `0..count`, each of `grain` items but for the last.
-    pub fn for_each(&mut self, count: usize, grain: usize, job: impl Fn(usize, Range<usize>) + Sync) {
-        let grain = grain.max(1);
-        if self.workers.is_empty() || count <= grain {
-            if count > 0 {
-                job(0, 0..count);
-            }
+fn chunks(
+    shared: &Shared,
+    job: &(dyn Fn(usize, Range<usize>) + Sync),
+    count: usize,
+    grain: usize,
+    thread: usize,
+) {
+    loop {
+        let start = shared.chunk.fetch_add(1, Ordering::Relaxed).saturating_mul(grain);
+        if start >= count {
             return;
         }
-        let shared = Arc::clone(&self.shared);
-        shared.chunk.store(0, Ordering::Relaxed);
-        self.run(&|thread| {
-            loop {
-                let start = shared.chunk.fetch_add(1, Ordering::Relaxed).saturating_mul(grain);
-                if start >= count {
-                    return;
-                }
-                job(thread, start..count.min(start + grain));
-            }
-        });
+        job(thread, start..count.min(start + grain));
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        self.shared.state.fetch_add(NEXT, Ordering::SeqCst);
         drop(lock(&self.shared.asleep));
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
@@ -139,37 +152,60 @@ impl Drop for Pool {
 fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
-        wait(shared, seen);
-        seen += 1;
+        let state = wait(shared, seen);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: see `Shared`; the pointer is valid until this worker counts itself done.
-        if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: as above.
-            let job = unsafe { &*job };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(index))) {
+        seen = state >> 32;
+        if !join(shared, seen) {
+            continue;
+        }
+        // SAFETY: this worker is in the task, see `Shared`.
+        if let Some(task) = unsafe { &*shared.task.get() } {
+            // SAFETY: `Pool::for_each` keeps the job alive until this worker has left.
+            let job = unsafe { &*task.job };
+            let result =
+                catch_unwind(AssertUnwindSafe(|| chunks(shared, job, task.count, task.grain, index)));
+            if let Err(panic) = result {
                 *lock(&shared.panic) = Some(panic);
             }
         }
-        shared.done.fetch_add(1, Ordering::Release);
+        shared.state.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// Returns when the epoch is no longer `seen`.
-fn wait(shared: &Shared, seen: usize) {
+/// Joins task `number` if it is still open.
+fn join(shared: &Shared, number: u64) -> bool {
+    let mut state = shared.state.load(Ordering::Relaxed);
+    while state >> 32 == number && state & OPEN != 0 {
+        match shared.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(current) => state = current,
+        }
+    }
+    false
+}
+
+/// Returns the state when its task is no longer `seen`.
+fn wait(shared: &Shared, seen: u64) -> u64 {
     for _ in 0..SPINS {
-        if shared.epoch.load(Ordering::Acquire) != seen {
-            return;
+        let state = shared.state.load(Ordering::Acquire);
+        if state >> 32 != seen {
+            return state;
         }
         std::hint::spin_loop();
     }
     let mut asleep = lock(&shared.asleep);
     *asleep += 1;
-    while shared.epoch.load(Ordering::SeqCst) == seen {
+    let state = loop {
+        let state = shared.state.load(Ordering::SeqCst);
+        if state >> 32 != seen {
+            break state;
+        }
         asleep = shared.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
-    }
+    };
     *asleep -= 1;
+    state
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -236,13 +272,25 @@ mod tests {
     fn a_panic_in_a_job_reaches_the_caller_and_the_pool_lives_on() {
         let Ok(mut pool) = Pool::new(3) else { panic!("threads start") };
         let caught = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(&|thread| assert!(thread != 2, "planted"));
+            pool.for_each(100, 1, |_, range| assert!(range.start != 50, "planted"));
         }));
         assert!(caught.is_err());
         let count = AtomicUsize::new(0);
-        pool.run(&|_| {
-            count.fetch_add(1, Ordering::Relaxed);
+        pool.for_each(100, 1, |_, range| {
+            count.fetch_add(range.len(), Ordering::Relaxed);
         });
-        assert_eq!(count.into_inner(), 3);
+        assert_eq!(count.into_inner(), 100);
+    }
+
+    #[test]
+    fn many_short_tasks_in_a_row_are_each_complete() {
+        let Ok(mut pool) = Pool::new(4) else { panic!("threads start") };
+        for round in 0..20_000usize {
+            let sum = AtomicUsize::new(0);
+            pool.for_each(5, 1, |_, range| {
+                sum.fetch_add(range.start + round, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 10 + 5 * round);
+        }
     }
 }

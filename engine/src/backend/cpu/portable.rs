@@ -24,7 +24,7 @@ pub fn panel<P: Packing>(
         let meta = &meta[index / f.shared * f.meta_bytes()..][..f.meta_bytes()];
         let halves = |at: usize| -> [f32; ROWS] {
             std::array::from_fn(|row| {
-                Host.from_f16(u16::from_le_bytes([meta[at + 2 * row], meta[at + 2 * row + 1]]))
+                Host.f16_to_f32(u16::from_le_bytes([meta[at + 2 * row], meta[at + 2 * row + 1]]))
             })
         };
         let scale = halves(0);
@@ -67,11 +67,11 @@ pub fn panel<P: Packing>(
             let lane = &mut partial[index % LANES];
             for row in 0..ROWS {
                 let integer = factor(0, row) * dots[0][row] + factor(second, row) * dots[1][row];
-                let p = Host.fma(Host.mul(scale[row], y_scale), Host.from_i32(integer), lane[row]);
+                let p = Host.fma(Host.mul(scale[row], y_scale), Host.i32_to_f32(integer), lane[row]);
                 lane[row] = if f.min {
                     let first = second + 1;
                     let integer = factor(first, row) * sums[0] + factor(first + second, row) * sums[1];
-                    Host.fma(Host.mul(min[row], y_scale), Host.from_i32(integer), p)
+                    Host.fma(Host.mul(min[row], y_scale), Host.i32_to_f32(integer), p)
                 } else {
                     p
                 };

@@ -2,6 +2,7 @@
 
 use kiln_kernels::{Host, Q8Activations, quantize_q8};
 
+use super::attend::Heads;
 use super::kernel::{self, Level};
 use super::panel::{self, COLUMNS, Column, Format, Partials, ROWS};
 use crate::gguf::TensorType;
@@ -53,7 +54,7 @@ fn every_level_has_the_bits_of_the_plain_walk() {
             let rows = if parts == 16 { 5 } else { ROWS };
             let bytes = random_rows(&mut rng, kind, rows, parts * 32, wild);
             let Some(format) = Format::of(kind) else { continue };
-            let mut packed = panel::Aligned::zeros(format.panel_bytes(parts));
+            let Ok(mut packed) = panel::Arena::new(format.panel_bytes(parts)) else { panic!("memory") };
             panel::pack(kind, &bytes, parts, packed.bytes_mut());
             let columns: Vec<_> = (0..COLUMNS)
                 .map(|column| {
@@ -98,7 +99,7 @@ fn float_walks_have_the_same_bits_on_every_level() {
     let x: Vec<f32> = (0..777).map(|_| rng.next() as i32 as f32 * 1e-9).collect();
     let up: Vec<f32> = (0..777).map(|_| rng.next() as i32 as f32 * 1e-8).collect();
     let row: Vec<u8> = (0..777 * 4).map(|_| (rng.next() as u8) & 0xbf).collect();
-    let halves: Vec<u16> = (0..64 * 50).map(|_| rng.next() as u16 & 0xbfff).collect();
+    let halves: Vec<u16> = (0..128 * 300).map(|_| rng.next() as u16 & 0xbbff).collect();
     let all = |level: Level| {
         let mut out = vec![0.0; 777];
         kernel::rms_norm(level, &x, &up, 1e-5, &mut out);
@@ -111,10 +112,22 @@ fn float_walks_have_the_same_bits_on_every_level() {
         out.push(kernel::float_row(level, TensorType::F32, &row, &x));
         out.push(kernel::float_row(level, TensorType::F16, &row[..777 * 2], &x));
         out.push(kernel::float_row(level, TensorType::Bf16, &row[..777 * 2], &x));
-        let (mut scores, mut partials, mut attended) = (vec![0.0; 50], vec![0.0; 32 * 64], vec![0.0; 64]);
-        let rows = kernel::HeadRows { halves: &halves, width: 64 };
-        kernel::attend(level, &x[..64], rows, rows, 0.125, &mut scores, &mut partials, &mut attended);
-        out.extend(attended);
+        for (width, positions, heads) in
+            [(64, 50, 1), (64, 33, 3), (128, 7, 4), (128, 300, 2), (32, 65, 2), (96, 9, 1)]
+        {
+            let mut scores = vec![0.0; heads * positions];
+            let mut partials = vec![0.0; heads * 32 * width];
+            let mut attended = vec![0.0; heads * width];
+            let view = Heads {
+                queries: &x[..heads * width],
+                keys: &halves[..positions * width],
+                values: &halves[..positions * width],
+                width,
+                scale: 0.125,
+            };
+            kernel::attend(level, view, positions, &mut scores, &mut partials, &mut attended);
+            out.extend(attended);
+        }
         let (mut quants, mut scales, mut sums) = (vec![0; 768], vec![0.0; 24], vec![[0; 2]; 24]);
         kernel::quantise(level, &x[..768], &mut quants, &mut scales, &mut sums);
         out.extend(scales);
