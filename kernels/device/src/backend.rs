@@ -226,31 +226,6 @@ pub struct Cuda {
     step: Option<Graph>,
     /// How many rows of each part of the gated pair are ready: zeros between launches.
     ready: DeviceBuffer<u32>,
-    /// A planted defect: replay without the new token and position.
-    pub fn set_stale(&mut self, stale: bool) {
-        self.stale = stale;
-    }
-
-    /// A planted defect: one bit of the first key.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn flip_cache_bit(&mut self) -> Result<()> {
-        let mut keys = self.keys.to_host_vec(&self.gpu.stream)?;
-        keys[0] ^= 1;
-        Ok(self.keys.copy_from_host(&self.gpu.stream, &keys)?)
-    }
-
-    /// A planted defect: one bit of the last norm's weight.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn flip_weight_bit(&mut self) -> Result<()> {
-        let mut weights = self.output_norm.to_host_vec(&self.gpu.stream)?;
-        weights[0] = f32::from_bits(weights[0].to_bits() ^ 1 << 16);
-        Ok(self.output_norm.copy_from_host(&self.gpu.stream, &weights)?)
-    }
-
     /// Take the entries of batches for single columns too: for comparisons.
     unfused: bool,
     /// A planted defect.
@@ -363,6 +338,31 @@ impl Cuda {
     /// Launch steps one by one instead of replaying the graph.
     pub fn set_eager(&mut self, eager: bool) {
         self.eager = eager;
+    }
+
+    /// A planted defect: replay without the new token and position.
+    pub fn set_stale(&mut self, stale: bool) {
+        self.stale = stale;
+    }
+
+    /// A planted defect: one bit of the first key.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn flip_cache_bit(&mut self) -> Result<()> {
+        let mut keys = self.keys.to_host_vec(&self.gpu.stream)?;
+        keys[0] ^= 1;
+        Ok(self.keys.copy_from_host(&self.gpu.stream, &keys)?)
+    }
+
+    /// A planted defect: one bit of the last norm's weight.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn flip_weight_bit(&mut self) -> Result<()> {
+        let mut weights = self.output_norm.to_host_vec(&self.gpu.stream)?;
+        weights[0] = f32::from_bits(weights[0].to_bits() ^ 1 << 16);
+        Ok(self.output_norm.copy_from_host(&self.gpu.stream, &weights)?)
     }
 
     /// Take the entries of batches for single columns too.

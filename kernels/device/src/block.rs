@@ -20,9 +20,6 @@ pub fn begin() {
     }
 }
 
-/// All lanes.
-pub const ALL: u32 = u32::MAX;
-
 /// Number of the calling thread in its block.
 #[inline(always)]
 pub fn thread_index() -> usize {
@@ -41,11 +38,36 @@ pub fn butterfly(partial: f32) -> f32 {
     canonical(a.add(p, warp::shuffle_xor_f32(p, 1)))
 }
 
+/// The largest word of all lanes.
+///
+/// Spelled, with a move in front: the backend looks at the text between two semicolons, and takes `redux.sync` beside the
+/// `.f32` of another instruction for one that only later cards have.
+#[inline(always)]
+fn largest_of_warp(word: u32) -> u32 {
+    let largest: u32;
+    // SAFETY: all lanes of the warp are here.
+    unsafe {
+        ptx_asm!("mov.b32 %0, %1; redux.sync.max.u32 %0, %0, 0xffffffff;", out("=r") largest, in("r") word);
+    }
+    largest
+}
+
+/// The wrapping sum of the words of all lanes.
+#[inline(always)]
+fn sum_of_warp(word: u32) -> u32 {
+    let sum: u32;
+    // SAFETY: as above.
+    unsafe {
+        ptx_asm!("mov.b32 %0, %1; redux.sync.add.u32 %0, %0, 0xffffffff;", out("=r") sum, in("r") word);
+    }
+    sum
+}
+
 /// Quantises a part, a value a lane, as `kiln_kernels::quantize_q8_block` does: the lane's quant, and what goes with it.
 #[inline(always)]
 pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
     let a = Device;
-    let largest = warp::redux_sync_max_u32(ALL, value.to_bits() & 0x7fff_ffff);
+    let largest = largest_of_warp(value.to_bits() & 0x7fff_ffff);
     let mut scale = a.div(f32::from_bits(largest), 127.0);
     let mut inverse = a.div(1.0, scale);
     if largest >= 0x7f80_0000 {
@@ -56,7 +78,7 @@ pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
         inverse = 0.0;
     }
     let quant = if inverse == 0.0 { 0 } else { a.round_small(a.mul(value, inverse)) };
-    let sums = warp::redux_sync_add(ALL, (quant as u32) << (if lane < 16 { 0 } else { 16 }));
+    let sums = sum_of_warp((quant as u32) << (if lane < 16 { 0 } else { 16 }));
     (quant as i8, PartMeta { scale, sums })
 }
 

@@ -5,9 +5,6 @@
 //! [`shared_bytes`]) and then takes rows in turn, so that no launch and no trip through memory lies between.
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
-use kiln_kernels::Arith;
-
-use crate::arith::Device;
 use crate::block::{begin, check, gated, norm_scale, normalised, quantise, thread_index, write_part};
 use crate::layout::{PART, PartMeta, RowsArgs, mode};
 use crate::row::{self, Input};

@@ -199,19 +199,21 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
             while c < COLS {
                 let quants = x.quants.add(c * x.width);
                 let meta = x.meta.add(c * (x.width / PART));
-                acc[c][0] = step::<C>(w0, quants, meta, part, acc[c][0]);
+                let mut own = acc[c];
+                own[0] = step::<C>(w0, quants, meta, part, own[0]);
                 if part + SPAN < parts {
                     let k = 1 % (32 / SPAN);
-                    acc[c][k] = step::<C>(w1, quants, meta, part + SPAN, acc[c][k]);
+                    own[k] = step::<C>(w1, quants, meta, part + SPAN, own[k]);
                 }
                 if part + 2 * SPAN < parts {
                     let k = 2 % (32 / SPAN);
-                    acc[c][k] = step::<C>(w2, quants, meta, part + 2 * SPAN, acc[c][k]);
+                    own[k] = step::<C>(w2, quants, meta, part + 2 * SPAN, own[k]);
                 }
                 if part + 3 * SPAN < parts {
                     let k = 3 % (32 / SPAN);
-                    acc[c][k] = step::<C>(w3, quants, meta, part + 3 * SPAN, acc[c][k]);
+                    own[k] = step::<C>(w3, quants, meta, part + 3 * SPAN, own[k]);
                 }
+                acc[c] = own;
                 c += 1;
             }
         }
@@ -258,19 +260,21 @@ unsafe fn float_chains<const CLASS: u32, const SPAN: usize, const COLS: usize>(
             let mut c = 0;
             while c < COLS {
                 let values = x.values.add(c * x.width + item);
-                acc[c][0] = a.fma(w0, *values, acc[c][0]);
+                let mut own = acc[c];
+                own[0] = a.fma(w0, *values, own[0]);
                 if item + SPAN < count {
                     let k = 1 % (32 / SPAN);
-                    acc[c][k] = a.fma(w1, *values.add(SPAN), acc[c][k]);
+                    own[k] = a.fma(w1, *values.add(SPAN), own[k]);
                 }
                 if item + 2 * SPAN < count {
                     let k = 2 % (32 / SPAN);
-                    acc[c][k] = a.fma(w2, *values.add(2 * SPAN), acc[c][k]);
+                    own[k] = a.fma(w2, *values.add(2 * SPAN), own[k]);
                 }
                 if item + 3 * SPAN < count {
                     let k = 3 % (32 / SPAN);
-                    acc[c][k] = a.fma(w3, *values.add(3 * SPAN), acc[c][k]);
+                    own[k] = a.fma(w3, *values.add(3 * SPAN), own[k]);
                 }
+                acc[c] = own;
                 c += 1;
             }
         }
