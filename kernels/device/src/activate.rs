@@ -22,7 +22,8 @@ pub mod entries {
         if i >= width {
             return;
         }
-        let at = thread::blockIdx_y() as usize * width + i;
+        let column = thread::blockIdx_y() as usize;
+        let at = column * width + i;
         // SAFETY: inside the column. A part is a warp's, and leaves or stays as one where there are parts.
         unsafe {
             let mut value = *args.gate.add(at);
@@ -31,7 +32,7 @@ pub mod entries {
             }
             *args.out.values.add(at) = value;
             if width % PART == 0 {
-                write_part(args.out, at / PART, value, thread_index() % 32);
+                write_part(args.out, column, width, i, value, thread_index() % 32);
             }
         }
     }

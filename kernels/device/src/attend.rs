@@ -206,27 +206,16 @@ unsafe fn attend(args: &HeadsArgs, shared: *mut f32, head: usize, column: usize)
         let mut d = index;
         while d < width {
             let p = partials.add(d);
-            let mut s = [0f32; 16];
-            let mut r = 0;
-            while r < 16 {
-                s[r] = a.add(*p.add(r * width), *p.add((r + 16) * width));
-                r += 1;
-            }
-            r = 0;
-            while r < 8 {
-                s[r] = a.add(s[r], s[r + 8]);
-                r += 1;
-            }
-            r = 0;
-            while r < 4 {
-                s[r] = a.add(s[r], s[r + 4]);
-                r += 1;
-            }
-            let sum = a.add(a.add(s[0], s[2]), a.add(s[1], s[3]));
+            // Residues in the butterfly's order: 16 apart, then 8, 4, 2, 1.
+            let two = |r: usize| a.add(*p.add(r * width), *p.add((r + 16) * width));
+            let four = |r: usize| a.add(two(r), two(r + 8));
+            let eight = |r: usize| a.add(four(r), four(r + 4));
+            let half = |r: usize| a.add(eight(r), eight(r + 2));
+            let sum = a.add(half(0), half(1));
             let value = canonical(a.mul(sum, inverse));
             *args.out.values.add(at + d) = value;
             if width % PART == 0 {
-                write_part(args.out, (at + d) / PART, value, lane);
+                write_part(args.out, column, heads * width, head * width + d, value, lane);
             }
             d += THREADS;
         }

@@ -111,9 +111,12 @@ struct Entries {
     normed_rows: [(CudaFunction, usize); 2],
     /// As above.
     gated_rows: [(CudaFunction, usize); 2],
+    /// One column, two rows a warp.
+    pairs: CudaFunction,
 }
 
 impl Entries {
+    /// `width`: of the widest activations that are made in shared memory.
     fn of(gpu: &Gpu, width: usize) -> Result<Entries> {
         let shared = fused::shared_bytes(width);
         let resident = |name: &str| -> Result<_> {
@@ -134,6 +137,7 @@ impl Entries {
                 [gpu.entry("kiln_batch_wide")?, gpu.entry("kiln_batch_narrow")?],
             ],
             normed_rows: [resident("kiln_normed_rows_wide")?, resident("kiln_normed_rows_narrow")?],
+            pairs: gpu.entry("kiln_pairs")?,
             gated_rows: [resident("kiln_gated_rows_wide")?, resident("kiln_gated_rows_narrow")?],
         })
     }
@@ -253,7 +257,7 @@ impl Cuda {
         if need.total() > free {
             return Err(does_not_fit(&need, free, &model, options).into());
         }
-        let entries = Entries::of(&gpu, config.width)?;
+        let entries = Entries::of(&gpu, widest_fused(&model))?;
         gpu.allow_shared(&entries.attend, attend::shared_bytes(config.head_width, options.context))?;
         let sizes = Sizes::of(&model, options);
         let stream = &gpu.stream;
@@ -514,20 +518,20 @@ impl Cuda {
             self.activate(values, std::ptr::null(), self.sizes.queries, count)?;
         }
         let stage = STAGE_EMBEDDING + 1 + 2 * index as u32;
-        self.add(&layer.output, &layer.post_attention_norm, stage, count)
+        self.add(&layer.output, &layer.post_attention_norm, stage, count, false)
     }
 
     fn feed_forward(&self, index: usize, layer: &Layer, count: usize) -> Result<()> {
         let stage = STAGE_EMBEDDING + 2 + 2 * index as u32;
         if self.is_fused(count) && self.sizes.inner.is_multiple_of(PART) {
             self.gated_rows(layer)?;
-            return self.add(&layer.down, &layer.post_feed_forward_norm, stage, count);
+            return self.add(&layer.down, &layer.post_feed_forward_norm, stage, count, is_small(self.sizes.inner));
         }
         let matrices = [(&layer.gate, &self.gate), (&layer.up, &self.up)];
         self.normed_rows(&matrices, &layer.feed_forward_norm, count, 0, mode::STORE, 0)?;
         let (gate, up) = (self.gate.cu_deviceptr() as *const f32, self.up.cu_deviceptr() as *const f32);
         self.activate(gate, up, self.sizes.inner, count)?;
-        self.add(&layer.down, &layer.post_feed_forward_norm, stage, count)
+        self.add(&layer.down, &layer.post_feed_forward_norm, stage, count, false)
     }
 
     /// Logits of the columns from `first` on, and their copy to the host.
@@ -558,14 +562,20 @@ impl Cuda {
             self.norm(&self.residual, first, norm, count)?;
             return self.rows(matrices, &self.normed, count, mode, stage, first);
         }
-        let mut args = self.row_args(matrices, &self.normed, count, mode, stage, first);
-        args.norm = norm.cu_deviceptr() as *const f32;
-        args.residual = (self.residual.cu_deviceptr() + (4 * first * self.sizes.width) as u64) as *const f32;
+        let args = self.row_args(matrices, &self.normed, count, mode, stage, first);
+        let residual = self.residual.cu_deviceptr() + (4 * first * self.sizes.width) as u64;
+        self.prepared_rows(args, norm.cu_deviceptr() as *const f32, residual as *const f32)
+    }
+
+    /// Rows times one column that each block makes for itself from `source`, through the norm if there is one.
+    fn prepared_rows(&self, mut args: RowsArgs, norm: *const f32, source: *const f32) -> Result<()> {
+        args.norm = norm;
+        args.residual = source;
         let narrow = is_narrow(&[args.first, args.second, args.third]);
         let each = [args.first, args.second, args.third].map(|m| m.rows as usize);
         let needed = (rows::blocks(each, span(narrow)) * THREADS).div_ceil(fused::TEAM);
         let (entry, resident) = &self.entries.normed_rows[usize::from(narrow)];
-        let shared = fused::shared_bytes(self.sizes.width);
+        let shared = fused::shared_bytes(args.first.columns as usize);
         // SAFETY: any grid covers the rows; the shared memory is what the module says.
         unsafe { self.gpu.launch(entry, (needed.min(*resident), 1), fused::TEAM, shared, &args) }
     }
@@ -576,7 +586,9 @@ impl Cuda {
         let mut args = self.row_args(&matrices, &self.made, 1, mode::STORE, 0, 0);
         args.norm = layer.feed_forward_norm.cu_deviceptr() as *const f32;
         args.residual = self.residual.cu_deviceptr() as *const f32;
-        args.third_out = self.ready.cu_deviceptr() as *mut f32;
+        if !is_small(self.sizes.inner) {
+            args.third_out = self.ready.cu_deviceptr() as *mut f32;
+        }
         let narrow = is_narrow(&[args.first, args.second]);
         let needed = (args.first.rows as usize * span(narrow)).div_ceil(fused::TEAM);
         let (entry, resident) = &self.entries.gated_rows[usize::from(narrow)];
@@ -590,12 +602,24 @@ impl Cuda {
         count == 1 && !self.unfused
     }
 
-    /// `residual += matrix * made`, through a norm if there is one.
-    fn add(&self, matrix: &Uploaded, norm: &Option<DeviceBuffer<f32>>, stage: u32, count: usize) -> Result<()> {
-        let Some(norm) = norm else {
-            return self.rows(&[(matrix, &self.residual)], &self.made, count, mode::ADD, stage, 0);
-        };
-        self.rows(&[(matrix, &self.added)], &self.made, count, mode::STORE, 0, 0)?;
+    /// `residual += matrix * made`, through a norm if there is one; `raw`: `made` is not quantised yet.
+    fn add(
+        &self,
+        matrix: &Uploaded,
+        norm: &Option<DeviceBuffer<f32>>,
+        stage: u32,
+        count: usize,
+        raw: bool,
+    ) -> Result<()> {
+        let (out, mode) = if norm.is_some() { (&self.added, mode::STORE) } else { (&self.residual, mode::ADD) };
+        let matrices = [(matrix, out)];
+        if raw {
+            let args = self.row_args(&matrices, &self.made, count, mode, stage, 0);
+            self.prepared_rows(args, std::ptr::null(), self.made.values.cu_deviceptr() as *const f32)?;
+        } else {
+            self.rows(&matrices, &self.made, count, mode, stage, 0)?;
+        }
+        let Some(norm) = norm else { return Ok(()) };
         let args = PostArgs {
             added: self.added.cu_deviceptr() as *const f32,
             weight: norm.cu_deviceptr() as *const f32,
@@ -635,6 +659,11 @@ impl Cuda {
         let args = self.row_args(matrices, x, count, mode, stage, first_column);
         let narrow = is_narrow(&[args.first, args.second, args.third]);
         let each = [args.first, args.second, args.third].map(|m| m.rows as usize);
+        if self.is_fused(count) && !narrow && matrices.len() == 1 {
+            let grid = (each[0].div_ceil(2).div_ceil(THREADS / 32), 1);
+            // SAFETY: the grid covers the pairs of rows.
+            return unsafe { self.gpu.launch(&self.entries.pairs, grid, THREADS, 0, &args) };
+        }
         let (batch, groups) = if count == 1 { (0, 1) } else { (1, count.div_ceil(COLUMNS)) };
         let entry = &self.entries.rows[batch][usize::from(narrow)];
         // SAFETY: the grid covers the rows and columns; columns are padded.
@@ -756,6 +785,17 @@ impl Backend for Cuda {
 /// Whether 8 threads a row serve these matrices better than 32.
 fn is_narrow(matrices: &[Matrix]) -> bool {
     matrices.iter().filter(|m| m.rows > 0).all(|m| m.class < class::F32 && (m.columns as usize) < 96 * PART)
+}
+
+/// Whether every block may quantise all of a column for itself.
+fn is_small(width: usize) -> bool {
+    width <= 4096
+}
+
+/// The widest activations that are made in shared memory.
+fn widest_fused(model: &Model) -> usize {
+    let inner = model.config.feed_forward;
+    if is_small(inner) { inner.max(model.config.width) } else { model.config.width }
 }
 
 /// Threads a row.

@@ -4,7 +4,7 @@ use cuda_device::{ptx_asm, thread, warp};
 use kiln_kernels::{Arith, LANES, NAN, canonical, math};
 
 use crate::arith::Device;
-use crate::layout::{Activations, PART, PartMeta};
+use crate::layout::{Activations, PART, PartMeta, place};
 
 /// Lets the next launch begin, and waits until the ones before it are done and what they wrote can be seen.
 ///
@@ -82,18 +82,18 @@ pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
     (quant as i8, PartMeta { scale, sums })
 }
 
-/// Quantises a part and writes it. All lanes of the warp must call it together.
+/// Quantises a part and writes it: `value` is element `i` of a column of `width`. All lanes of the warp must call it together.
 ///
 /// # Safety
-/// `part` is a part of `out`.
+/// The column is one of `out`.
 #[inline(always)]
-pub unsafe fn write_part(out: Activations, part: usize, value: f32, lane: usize) {
+pub unsafe fn write_part(out: Activations, column: usize, width: usize, i: usize, value: f32, lane: usize) {
     let (quant, meta) = quantise(value, lane);
     // SAFETY: the caller's promise; each lane has its own byte.
     unsafe {
-        *out.quants.add(part * PART + lane) = quant;
+        *out.quants.add(column * width + place(i, width)) = quant;
         if lane == 0 {
-            *out.meta.add(part) = meta;
+            *out.meta.add((column * width + i) / PART) = meta;
         }
     }
 }

@@ -5,13 +5,16 @@
 //! [`shared_bytes`]) and then takes rows in turn, so that no launch and no trip through memory lies between.
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
-use crate::block::{begin, check, gated, norm_scale, normalised, quantise, thread_index, write_part};
-use crate::layout::{PART, PartMeta, RowsArgs, mode};
+
+use crate::block::{begin, gated, norm_scale, normalised, quantise, thread_index, write_part};
+use crate::layout::{Matrix, PART, PartMeta, RowsArgs, place};
 use crate::row::{self, Input};
-use crate::rows::{find, slots};
+use crate::rows::{find, finish, slots};
 
 /// Threads of a block here.
 pub const TEAM: usize = 512;
+/// Elements that a thread keeps in registers while a column is normalised.
+const KEPT: usize = 8;
 
 const _: () = assert!(TEAM == 512, "the literals in #[launch_bounds]");
 
@@ -28,7 +31,6 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(512)]
     pub fn kiln_normed_rows_wide(args: RowsArgs) {
-        begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: the host's arguments agree with each other.
         unsafe { normed_rows::<32>(&args, shared) }
@@ -38,7 +40,6 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(512)]
     pub fn kiln_normed_rows_narrow(args: RowsArgs) {
-        begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
         unsafe { normed_rows::<8>(&args, shared) }
@@ -48,7 +49,6 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(512)]
     pub fn kiln_gated_rows_wide(args: RowsArgs) {
-        begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
         unsafe { gated_rows::<32>(&args, shared) }
@@ -58,38 +58,92 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(512)]
     pub fn kiln_gated_rows_narrow(args: RowsArgs) {
-        begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
         unsafe { gated_rows::<8>(&args, shared) }
     }
 }
 
-/// The norm of `residual`, quantised into shared memory.
+/// For each number below [`KEPT`], unrolled: an array that is indexed by it stays in registers.
+macro_rules! each_kept {
+    ($k:ident => $body:expr) => {{
+        each_kept!(@ $k 0 $body);
+        each_kept!(@ $k 1 $body);
+        each_kept!(@ $k 2 $body);
+        each_kept!(@ $k 3 $body);
+        each_kept!(@ $k 4 $body);
+        each_kept!(@ $k 5 $body);
+        each_kept!(@ $k 6 $body);
+        each_kept!(@ $k 7 $body);
+    }};
+    (@ $k:ident $n:literal $body:expr) => {{
+        const $k: usize = $n;
+        $body
+    }};
+}
+
+/// `residual`, normalised if there is a norm and quantised, in shared memory. Waits for the launches before.
 #[inline(always)]
-unsafe fn normed(args: &RowsArgs, shared: *mut f32) -> Input {
+unsafe fn prepared(args: &RowsArgs, shared: *mut f32) -> Input {
     let width = args.first.columns as usize;
     let parts = width.div_ceil(PART);
     let (index, lane) = (thread_index(), thread_index() % 32);
+    let has_norm = !args.norm.is_null();
     // SAFETY: the shared memory is what `shared_bytes` says.
     unsafe {
         let meta = shared as *mut PartMeta;
         let quants = meta.add(parts) as *mut i8;
         let values = quants.add(parts * PART) as *mut f32;
-        let scale = norm_scale(args.residual, width, args.epsilon, lane);
-        let mut i = index;
-        while i < width {
-            let value = normalised(*args.residual.add(i), scale, *args.norm.add(i));
-            *values.add(i) = value;
-            if width % PART == 0 {
-                // A part is a warp's.
-                let (quant, part) = quantise(value, lane);
-                *quants.add(i) = quant;
+        if width <= KEPT * TEAM && width % PART == 0 {
+            // What does not depend on the launch before, then everything else in flight at once.
+            let mut weights = [0f32; KEPT];
+            each_kept!(K => if has_norm && index + K * TEAM < width {
+                weights[K] = *args.norm.add(index + K * TEAM);
+            });
+            begin();
+            let mut x = [0f32; KEPT];
+            each_kept!(K => if index + K * TEAM < width {
+                x[K] = *args.residual.add(index + K * TEAM);
+            });
+            each_kept!(K => if index + K * TEAM < width {
+                *values.add(index + K * TEAM) = x[K];
+            });
+            thread::sync_threads();
+            if has_norm {
+                let scale = norm_scale(values, width, args.epsilon, lane);
+                each_kept!(K => x[K] = normalised(x[K], scale, weights[K]));
+                // Every warp has read the sums' numbers before they are replaced.
+                thread::sync_threads();
+            }
+            // A part is a warp's: a warp stays or leaves as one.
+            each_kept!(K => if index + K * TEAM < width {
+                let i = index + K * TEAM;
+                let (quant, part) = quantise(x[K], lane);
+                *values.add(i) = x[K];
+                *quants.add(place(i, width)) = quant;
                 if lane == 0 {
                     *meta.add(i / PART) = part;
                 }
+            });
+        } else {
+            begin();
+            let scale = if has_norm { norm_scale(args.residual, width, args.epsilon, lane) } else { 0.0 };
+            let mut i = index;
+            while i < width {
+                let mut value = *args.residual.add(i);
+                if has_norm {
+                    value = normalised(value, scale, *args.norm.add(i));
+                }
+                *values.add(i) = value;
+                if width % PART == 0 {
+                    let (quant, part) = quantise(value, lane);
+                    *quants.add(place(i, width)) = quant;
+                    if lane == 0 {
+                        *meta.add(i / PART) = part;
+                    }
+                }
+                i += TEAM;
             }
-            i += TEAM;
         }
         thread::sync_threads();
         Input { values, quants, meta, width }
@@ -100,7 +154,6 @@ unsafe fn normed(args: &RowsArgs, shared: *mut f32) -> Input {
 unsafe fn normed_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
     // SAFETY: rows are inside their matrices.
     unsafe {
-        let x = normed(args, shared);
         let total = slots(args.first.rows as usize, SPAN)
             + slots(args.second.rows as usize, SPAN)
             + slots(args.third.rows as usize, SPAN);
@@ -108,58 +161,82 @@ unsafe fn normed_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         let index = thread::blockIdx_x() as usize * TEAM + thread_index();
         let t = index % SPAN;
         let mut slot = index / SPAN;
+        if slot < total {
+            let (matrix, _, row) = find(args, slot, SPAN);
+            row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t);
+        }
+        let x = prepared(args, shared);
         // The slots of a warp begin at a multiple of how many they are, and so do the matrices': a warp goes as one.
-        while slot < total {
-            let (matrix, out, row) = find(args, slot, SPAN);
-            let rows = matrix.rows as usize;
-            let clamped = if row < rows { row } else { rows - 1 };
-            let [value] = row::products::<SPAN, 1>(&matrix, clamped, t, x);
-            if t == 0 && row < rows {
-                if args.mode != mode::STORE {
-                    check(value, args.fault, args.stage, args.first_column);
-                }
-                *out.add(row) = value;
+        while slot + stride < total {
+            let (matrix_a, out_a, row_a) = find(args, slot, SPAN);
+            let (matrix_b, out_b, row_b) = find(args, slot + stride, SPAN);
+            let rows = [inside(row_a, &matrix_a), inside(row_b, &matrix_b)];
+            let [a, b] = row::pair::<SPAN>([&matrix_a, &matrix_b], rows, t, x);
+            if t == 0 && row_a < matrix_a.rows as usize {
+                finish(args, out_a, 0, 0, row_a, a);
             }
-            slot += stride;
+            if t == 0 && row_b < matrix_b.rows as usize {
+                finish(args, out_b, 0, 0, row_b, b);
+            }
+            slot += 2 * stride;
+        }
+        if slot < total {
+            let (matrix, out, row) = find(args, slot, SPAN);
+            let [value] = row::products::<SPAN, 1>(&matrix, inside(row, &matrix), t, x);
+            if t == 0 && row < matrix.rows as usize {
+                finish(args, out, 0, 0, row, value);
+            }
         }
     }
 }
 
-/// `first` is the gate, `second` the up matrix; `first_out` takes the products, `x` the activations, `third_out` counts
-/// what is ready of each part and is zero before and after.
+/// A row, or the last one.
+#[inline(always)]
+fn inside(row: usize, matrix: &Matrix) -> usize {
+    let rows = matrix.rows as usize;
+    if row < rows { row } else { rows - 1 }
+}
+
+/// `first` is the gate, `second` the up matrix; `x` takes the gated products. `third_out` counts what is ready of each part
+/// and is zero before and after; without it the products are not quantised.
 #[inline(always)]
 unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
     let lane = thread_index() % 32;
     // SAFETY: rows are inside their matrices, whose rows are whole parts.
     unsafe {
-        let x = normed(args, shared);
         let rows = args.first.rows as usize;
         let stride = thread::gridDim_x() as usize * TEAM / SPAN;
         let index = thread::blockIdx_x() as usize * TEAM + thread_index();
         let t = index % SPAN;
         let mut row = index / SPAN;
+        if row < rows {
+            row::prefetch::<SPAN>(&args.first, row, t);
+            row::prefetch::<SPAN>(&args.second, row, t);
+        }
+        let x = prepared(args, shared);
         while row < rows {
-            let [gate] = row::products::<SPAN, 1>(&args.first, row, t, x);
-            let [up] = row::products::<SPAN, 1>(&args.second, row, t, x);
+            let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
                 *args.x.values.add(row) = gated(args.activation, gate, up);
             }
-            // The warp that completes a part quantises it.
-            let part = row / PART;
-            let counter = (args.third_out as *mut u32).add(part);
-            thread_fence();
-            warp::sync_mask(u32::MAX);
-            let mut before = 0;
-            if lane == 0 {
-                before = count_up(counter, (32 / SPAN) as u32);
-            }
-            before = warp::shuffle(before, 0);
-            if before as usize + 32 / SPAN == PART {
+            if !args.third_out.is_null() {
+                // The warp that completes a part quantises it.
+                let part = row / PART;
+                let counter = (args.third_out as *mut u32).add(part);
                 thread_fence();
-                let value = read_shared_by_all(args.x.values.add(part * PART + lane));
-                write_part(args.x, part, value, lane);
+                warp::sync_mask(u32::MAX);
+                let mut before = 0;
                 if lane == 0 {
-                    *counter = 0;
+                    before = count_up(counter, (32 / SPAN) as u32);
+                }
+                before = warp::shuffle(before, 0);
+                if before as usize + 32 / SPAN == PART {
+                    thread_fence();
+                    let value = read_through(args.x.values.add(part * PART + lane));
+                    write_part(args.x, 0, rows, part * PART + lane, value, lane);
+                    if lane == 0 {
+                        *counter = 0;
+                    }
                 }
             }
             row += stride;
@@ -185,7 +262,7 @@ unsafe fn thread_fence() {
 
 /// A load that does not take an older copy from this multiprocessor's cache.
 #[inline(always)]
-unsafe fn read_shared_by_all(p: *const f32) -> f32 {
+unsafe fn read_through(p: *const f32) -> f32 {
     let value: f32;
     // SAFETY: the caller's address.
     unsafe {

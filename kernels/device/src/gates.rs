@@ -21,7 +21,7 @@ use crate::backend::Cuda;
 use crate::gpu::{Gpu, Result};
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, THREADS, mode,
+    RowsArgs, THREADS, mode, place,
 };
 use crate::upload::{self, Description};
 use crate::{attend, rows};
@@ -243,7 +243,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(gpu: &Gpu, values: Vec<f32>) -> Result<Columns> {
+    fn new(gpu: &Gpu, values: Vec<f32>, width: usize) -> Result<Columns> {
         let parts = values.len() / PART;
         let (mut quants, mut scales) = (vec![0; parts * PART], vec![0.0; parts]);
         quantize_q8(Host, &values[..parts * PART], &mut quants, &mut scales);
@@ -257,9 +257,10 @@ impl Columns {
             })
             .collect();
         let stream = &gpu.stream;
+        let placed = placed(&quants, width);
         let on_card = (
             DeviceBuffer::from_host(stream, &values)?,
-            DeviceBuffer::from_host(stream, if quants.is_empty() { &[0] } else { &quants[..] })?,
+            DeviceBuffer::from_host(stream, if placed.is_empty() { &[0] } else { &placed[..] })?,
             DeviceBuffer::from_host(stream, if meta.is_empty() { &[0] } else { &meta[..] })?,
         );
         Ok(Columns { values, quants, scales, on_card })
@@ -303,7 +304,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             for column in 0..COLUMNS {
                 values.extend(rng.floats([0, 0, 1, 0, 3, 0, 0, 2][column], columns));
             }
-            let x = Columns::new(&gpu, values)?;
+            let x = Columns::new(&gpu, values, columns)?;
             let want: Vec<f32> = (0..COLUMNS)
                 .flat_map(|column| {
                     let parts = columns / PART;
@@ -369,6 +370,19 @@ fn cpu_bits(context: &Context) -> Result<Tally> {
     Ok(tally)
 }
 
+/// Quants of columns of `width`, where the card has them.
+fn placed(quants: &[i8], width: usize) -> Vec<i8> {
+    let mut out = quants.to_vec();
+    if width.is_multiple_of(PART) {
+        for (from, to) in quants.chunks(width).zip(out.chunks_mut(width)) {
+            for (i, quant) in from.iter().enumerate() {
+                to[place(i, width)] = *quant;
+            }
+        }
+    }
+    out
+}
+
 fn meta_of(quants: &[i8], scales: &[f32]) -> Vec<u64> {
     let parts = quants.chunks_exact(PART).zip(scales);
     parts
@@ -398,7 +412,7 @@ fn compare_activations(
         let (mut quants, mut scales) = (vec![0; want.len()], vec![0.0; parts]);
         quantize_q8(Host, &want, &mut quants, &mut scales);
         let card = got.on_card.1.to_host_vec(&gpu.stream)?;
-        tally.words(&|i| format!("{name} quant {i}"), &quants, &card[..want.len()]);
+        tally.words(&|i| format!("{name} quant at {i}"), &placed(&quants, width), &card[..want.len()]);
         let card = got.on_card.2.to_host_vec(&gpu.stream)?;
         tally.words(&|i| format!("{name} part {i}"), &meta_of(&quants, &scales), &card[..parts]);
     }
@@ -419,7 +433,7 @@ fn norms(gpu: &Gpu, rng: &mut Rng, ulp: u32, tally: &mut Tally) -> Result<()> {
             }
             let (dx, dw) =
                 (DeviceBuffer::from_host(&gpu.stream, &x)?, DeviceBuffer::from_host(&gpu.stream, &weight)?);
-            let out = Columns::new(gpu, vec![7.0; x.len()])?;
+            let out = Columns::new(gpu, vec![7.0; x.len()], width)?;
             let args = NormArgs {
                 x: dx.cu_deviceptr() as *const f32,
                 weight: dw.cu_deviceptr() as *const f32,
@@ -476,7 +490,7 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                     .collect();
                 let (dg, du) =
                     (DeviceBuffer::from_host(&gpu.stream, &gate)?, DeviceBuffer::from_host(&gpu.stream, &up)?);
-                let out = Columns::new(gpu, vec![7.0; gate.len()])?;
+                let out = Columns::new(gpu, vec![7.0; gate.len()], width)?;
                 let args = ActivateArgs {
                     gate: dg.cu_deviceptr() as *const f32,
                     up: if activation == 2 { std::ptr::null() } else { du.cu_deviceptr() as *const f32 },
@@ -583,7 +597,7 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 (DeviceBuffer::from_host(stream, &cache_keys)?, DeviceBuffer::from_host(stream, &cache_values)?);
             let state = DeviceBuffer::from_host(stream, &[position as u32, 0])?;
             let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
-            let out = Columns::new(gpu, vec![7.0; columns * queries])?;
+            let out = Columns::new(gpu, vec![7.0; columns * queries], queries)?;
             let address = |buffer: &DeviceBuffer<f32>, given: bool| {
                 if given { buffer.cu_deviceptr() as *const f32 } else { std::ptr::null() }
             };
@@ -675,7 +689,7 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
             }
             let name = format!("attention width {width} position {position} columns {columns} window {window} data {kind}");
             if width.is_multiple_of(PART) {
-                compare_activations(gpu, tally, &name, &want, width, &out)?;
+                compare_activations(gpu, tally, &name, &want, queries, &out)?;
             } else {
                 let got = out.on_card.0.to_host_vec(stream)?;
                 tally.floats(&|i| format!("{name} element {i}"), &want, &got);

@@ -112,6 +112,9 @@ pub struct PartMeta {
 }
 
 /// Columns of activations on the card: floats, and their 8 bit parts. Column `c` starts at `c * width`.
+///
+/// In a column the first 16 quants of all parts come first, then the second 16: so lanes that load 16 bytes of neighbouring
+/// parts load neighbouring bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Activations {
@@ -121,6 +124,12 @@ pub struct Activations {
     pub quants: *mut i8,
     /// `columns * width / 32`.
     pub meta: *mut PartMeta,
+}
+
+/// Where quant `i` of a column of `width` elements lies.
+#[inline(always)]
+pub const fn place(i: usize, width: usize) -> usize {
+    (i % PART / 16) * (width / 2) + i / PART * 16 + i % 16
 }
 
 /// Arguments of the norm entry.

@@ -4,7 +4,7 @@
 //! chain `t + SPAN * (k % (32 / SPAN))`, so with fewer than 32 threads each runs several chains, and the first rounds of
 //! the butterfly are in the thread. Every chain's order, and the butterfly, are those of one warp with a chain a lane.
 
-use cuda_device::{dotprod, warp};
+use cuda_device::{dotprod, ptx_asm, warp};
 use kiln_kernels::{Arith, canonical};
 
 use crate::arith::Device;
@@ -33,7 +33,7 @@ impl Wide {
 pub struct Input {
     /// Floats.
     pub values: *const f32,
-    /// Bytes, 16 aligned.
+    /// Bytes, 16 aligned: first halves of all parts of a column, then second halves.
     pub quants: *const i8,
     /// A part's scale and sums.
     pub meta: *const PartMeta,
@@ -126,15 +126,29 @@ pub fn unpack_sums(sums: u32) -> (i32, i32) {
     (low, sums.wrapping_sub(low as u32) as i32 >> 16)
 }
 
+/// A part of activations as it was loaded.
+#[derive(Clone, Copy)]
+struct Given {
+    low: Wide,
+    high: Wide,
+    meta: PartMeta,
+}
+
+/// Part `index` of a column of `parts` parts.
+#[inline(always)]
+unsafe fn given(quants: *const i8, meta: *const PartMeta, parts: usize, index: usize) -> Given {
+    // SAFETY: the caller's activations have this part.
+    unsafe {
+        let quants = quants as *const Wide;
+        Given { low: *quants.add(index), high: *quants.add(parts + index), meta: *meta.add(index) }
+    }
+}
+
 /// One step of a chain.
 #[inline(always)]
-unsafe fn step<C: Class>(w: Loaded, quants: *const i8, meta: *const PartMeta, index: usize, p: f32) -> f32 {
+fn step<C: Class>(w: Loaded, y: Given, p: f32) -> f32 {
     let a = Device;
-    // SAFETY: the caller's activations have this part.
-    let (y0, y1, meta) = unsafe {
-        let quants = quants as *const Wide;
-        (*quants.add(2 * index), *quants.add(2 * index + 1), *meta.add(index))
-    };
+    let (y0, y1, meta) = (y.low, y.high, y.meta);
     let (dot0, dot1) = if C::BYTES {
         (
             dot(w.low.w, y0.w, dot(w.low.z, y0.z, dot(w.low.y, y0.y, dot(w.low.x, y0.x, 0)))),
@@ -182,36 +196,33 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
 ) -> [[f32; 4]; COLS] {
     let parts = m.columns as usize / PART;
     let start = row * parts;
-    let last = start + parts - 1;
+    let last = parts - 1;
     let mut acc = [[0f32; 4]; COLS];
     let mut part = t;
     while part < parts {
         // Four parts in flight; beyond the end the last one is loaded and not used.
         // SAFETY: clamped to the row; columns are padded to COLS.
         unsafe {
-            let at = start + part;
-            let clamp = |at: usize| if at < last { at } else { last };
-            let w0 = load::<C>(m, at);
-            let w1 = load::<C>(m, clamp(at + SPAN));
-            let w2 = load::<C>(m, clamp(at + 2 * SPAN));
-            let w3 = load::<C>(m, clamp(at + 3 * SPAN));
+            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let w0 = load::<C>(m, start + p0);
+            let w1 = load::<C>(m, start + smaller(p1, last));
+            let w2 = load::<C>(m, start + smaller(p2, last));
+            let w3 = load::<C>(m, start + smaller(p3, last));
+            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
             let mut c = 0;
             while c < COLS {
                 let quants = x.quants.add(c * x.width);
-                let meta = x.meta.add(c * (x.width / PART));
+                let meta = x.meta.add(c * parts);
                 let mut own = acc[c];
-                own[0] = step::<C>(w0, quants, meta, part, own[0]);
-                if part + SPAN < parts {
-                    let k = 1 % (32 / SPAN);
-                    own[k] = step::<C>(w1, quants, meta, part + SPAN, own[k]);
+                own[0] = step::<C>(w0, given(quants, meta, parts, p0), own[0]);
+                if p1 < parts {
+                    own[k1] = step::<C>(w1, given(quants, meta, parts, p1), own[k1]);
                 }
-                if part + 2 * SPAN < parts {
-                    let k = 2 % (32 / SPAN);
-                    own[k] = step::<C>(w2, quants, meta, part + 2 * SPAN, own[k]);
+                if p2 < parts {
+                    own[k2] = step::<C>(w2, given(quants, meta, parts, p2), own[k2]);
                 }
-                if part + 3 * SPAN < parts {
-                    let k = 3 % (32 / SPAN);
-                    own[k] = step::<C>(w3, quants, meta, part + 3 * SPAN, own[k]);
+                if p3 < parts {
+                    own[k3] = step::<C>(w3, given(quants, meta, parts, p3), own[k3]);
                 }
                 acc[c] = own;
                 c += 1;
@@ -220,6 +231,62 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
         part += 4 * SPAN;
     }
     acc
+}
+
+/// The chains of thread `t` of two rows of one class, which share the loads of the activations.
+#[inline(always)]
+unsafe fn pair_chains<C: Class, const SPAN: usize>(
+    m: [&Matrix; 2],
+    row: [usize; 2],
+    t: usize,
+    x: Input,
+) -> [[f32; 4]; 2] {
+    let parts = m[0].columns as usize / PART;
+    let (start_a, start_b) = (row[0] * parts, row[1] * parts);
+    let last = parts - 1;
+    let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
+    let mut part = t;
+    while part < parts {
+        // SAFETY: clamped to the rows.
+        unsafe {
+            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
+            let a0 = load::<C>(m[0], start_a + p0);
+            let b0 = load::<C>(m[1], start_b + p0);
+            let a1 = load::<C>(m[0], start_a + c1);
+            let b1 = load::<C>(m[1], start_b + c1);
+            let a2 = load::<C>(m[0], start_a + c2);
+            let b2 = load::<C>(m[1], start_b + c2);
+            let a3 = load::<C>(m[0], start_a + c3);
+            let b3 = load::<C>(m[1], start_b + c3);
+            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
+            let y = given(x.quants, x.meta, parts, p0);
+            a[0] = step::<C>(a0, y, a[0]);
+            b[0] = step::<C>(b0, y, b[0]);
+            if p1 < parts {
+                let y = given(x.quants, x.meta, parts, p1);
+                a[k1] = step::<C>(a1, y, a[k1]);
+                b[k1] = step::<C>(b1, y, b[k1]);
+            }
+            if p2 < parts {
+                let y = given(x.quants, x.meta, parts, p2);
+                a[k2] = step::<C>(a2, y, a[k2]);
+                b[k2] = step::<C>(b2, y, b[k2]);
+            }
+            if p3 < parts {
+                let y = given(x.quants, x.meta, parts, p3);
+                a[k3] = step::<C>(a3, y, a[k3]);
+                b[k3] = step::<C>(b3, y, b[k3]);
+            }
+        }
+        part += 4 * SPAN;
+    }
+    [a, b]
+}
+
+#[inline(always)]
+fn smaller(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
 }
 
 #[inline(always)]
@@ -338,6 +405,64 @@ pub unsafe fn products<const SPAN: usize, const COLS: usize>(
         c += 1;
     }
     out
+}
+
+/// The products of two rows with one column: `row[0]` of `m[0]` and `row[1]` of `m[1]`, which have as many columns.
+///
+/// # Safety
+/// As for [`products`].
+#[inline(always)]
+pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize, x: Input) -> [f32; 2] {
+    if m[0].class != m[1].class || m[0].class >= class::F32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [a] = products::<SPAN, 1>(m[0], row[0], t, x);
+            let [b] = products::<SPAN, 1>(m[1], row[1], t, x);
+            return [a, b];
+        }
+    }
+    // SAFETY: the caller's promise.
+    let [a, b] = unsafe {
+        match m[0].class {
+            class::Q4_0 => pair_chains::<Q4_0, SPAN>(m, row, t, x),
+            class::Q4_1 => pair_chains::<Q4_1, SPAN>(m, row, t, x),
+            class::BYTES => pair_chains::<Bytes, SPAN>(m, row, t, x),
+            class::Q5_1 => pair_chains::<Q5_1, SPAN>(m, row, t, x),
+            class::Q2K => pair_chains::<Q2K, SPAN>(m, row, t, x),
+            class::Q3K => pair_chains::<Q3K, SPAN>(m, row, t, x),
+            class::Q4K => pair_chains::<Q4K, SPAN>(m, row, t, x),
+            class::Q5K => pair_chains::<Q5K, SPAN>(m, row, t, x),
+            _ => pair_chains::<Q6K, SPAN>(m, row, t, x),
+        }
+    };
+    [fold::<SPAN>(a), fold::<SPAN>(b)]
+}
+
+/// Asks for the first parts of a row to be brought near, before anything that it waits for is ready.
+///
+/// # Safety
+/// `row` is a row of `m`.
+#[inline(always)]
+pub unsafe fn prefetch<const SPAN: usize>(m: &Matrix, row: usize, t: usize) {
+    if m.class >= class::F32 {
+        return;
+    }
+    let parts = m.columns as usize / PART;
+    let bytes = match m.class {
+        class::Q4_0 | class::Q4_1 | class::Q2K | class::Q3K | class::Q4K => 16,
+        _ => 32,
+    };
+    let row_bytes = parts * bytes;
+    // A line of 128 bytes each.
+    let mut at = t * 128;
+    while at < row_bytes && at < SPAN * 4 * bytes {
+        // SAFETY: inside the row; a prefetch writes no register.
+        unsafe {
+            let address = m.quants.add(row * row_bytes + at);
+            ptx_asm!("prefetch.global.L2 [%0];", in("l") address, clobber("memory"));
+        }
+        at += SPAN * 128;
+    }
 }
 
 #[inline(always)]

@@ -5,7 +5,11 @@
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
 
-use crate::layout::{Matrix, RowsArgs, THREADS};
+use kiln_kernels::Arith;
+
+use crate::arith::Device;
+use crate::block::check;
+use crate::layout::{Matrix, RowsArgs, THREADS, mode};
 
 /// Row slots of a matrix: its rows, rounded up so that a warp never holds rows of two.
 pub const fn slots(rows: usize, span: usize) -> usize {
@@ -32,21 +36,17 @@ pub fn find(args: &RowsArgs, slot: usize, span: usize) -> (Matrix, *mut f32, usi
     }
 }
 
-
 #[cuda_module]
 pub mod entries {
     use super::*;
-    use crate::arith::Device;
-    use crate::block::{begin, check, thread_index};
-    use crate::layout::{COLUMNS, mode};
+    use crate::block::{begin, thread_index};
+    use crate::layout::COLUMNS;
     use crate::row::{self, Input};
-    use kiln_kernels::Arith;
 
     /// One column, 32 threads a row.
     #[kernel]
     #[launch_bounds(256)]
     pub fn kiln_rows_wide(args: RowsArgs) {
-        begin();
         // SAFETY: the host's arguments agree with each other.
         unsafe { rows::<32, 1>(&args) }
     }
@@ -55,7 +55,6 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(256)]
     pub fn kiln_rows_narrow(args: RowsArgs) {
-        begin();
         // SAFETY: as above.
         unsafe { rows::<8, 1>(&args) }
     }
@@ -64,7 +63,6 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(256)]
     pub fn kiln_batch_wide(args: RowsArgs) {
-        begin();
         // SAFETY: as above.
         unsafe { rows::<32, COLUMNS>(&args) }
     }
@@ -73,13 +71,13 @@ pub mod entries {
     #[kernel]
     #[launch_bounds(256)]
     pub fn kiln_batch_narrow(args: RowsArgs) {
-        begin();
         // SAFETY: as above.
         unsafe { rows::<8, COLUMNS>(&args) }
     }
 
     #[inline(always)]
     unsafe fn rows<const SPAN: usize, const COLS: usize>(args: &RowsArgs) {
+        begin();
         let index = thread::blockIdx_x() as usize * THREADS + thread_index();
         let (slot, t) = (index / SPAN, index % SPAN);
         let (matrix, out, row) = find(args, slot, SPAN);
@@ -106,18 +104,64 @@ pub mod entries {
             let mut c = 0;
             while c < COLS {
                 if column + c < args.columns as usize {
-                    let at = out.add((column + c) * rows + row);
-                    let mut value = sums[c];
-                    if args.mode == mode::ADD {
-                        value = Device.add(*at, value);
-                    }
-                    if args.mode != mode::STORE {
-                        check(value, args.fault, args.stage, args.first_column + (column + c) as u32);
-                    }
-                    *at = value;
+                    finish(args, out, rows, column + c, row, sums[c]);
                 }
                 c += 1;
             }
         }
+    }
+
+    /// One column, two rows a warp: rows of the first matrix alone.
+    #[kernel]
+    #[launch_bounds(256)]
+    pub fn kiln_pairs(args: RowsArgs) {
+        let index = thread::blockIdx_x() as usize * THREADS + thread_index();
+        let (slot, t) = (index / 32, index % 32);
+        let rows = args.first.rows as usize;
+        let row = 2 * slot;
+        if row >= rows {
+            begin();
+            return;
+        }
+        let second = if row + 1 < rows { row + 1 } else { row };
+        // SAFETY: the rows are inside the matrix.
+        unsafe {
+            row::prefetch::<32>(&args.first, row, t);
+            row::prefetch::<32>(&args.first, second, t);
+            begin();
+            let x = Input {
+                values: args.x.values,
+                quants: args.x.quants,
+                meta: args.x.meta,
+                width: args.first.columns as usize,
+            };
+            let [a, b] = row::pair::<32>([&args.first, &args.first], [row, second], t, x);
+            if t == 0 {
+                finish(&args, args.first_out, rows, 0, row, a);
+                if second > row {
+                    finish(&args, args.first_out, rows, 0, second, b);
+                }
+            }
+        }
+    }
+}
+
+/// Stores a product as the mode says.
+///
+/// # Safety
+/// `out` has the row and column.
+#[inline(always)]
+pub unsafe fn finish(args: &RowsArgs, out: *mut f32, rows: usize, column: usize, row: usize, product: f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let at = out.add(column * rows + row);
+        let mut value = product;
+        if args.mode == mode::ADD {
+            value = Device.add(*at, value);
+        }
+        if args.mode != mode::STORE {
+            check(value, args.fault, args.stage, args.first_column + column as u32);
+        }
+        *at = value;
     }
 }
