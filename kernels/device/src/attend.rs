@@ -49,6 +49,29 @@ fn halves(wide: Wide) -> [f32; 8] {
     ]
 }
 
+/// `acc += query * key`, fused, in each of eight chains.
+#[inline(always)]
+unsafe fn products(acc: &mut [f32; 8], query: *const f32, key: Wide) {
+    let k = halves(key);
+    let mut j = 0;
+    while j < 8 {
+        // SAFETY: the caller has eight elements there.
+        acc[j] = Device.fma(unsafe { *query.add(j) }, k[j], acc[j]);
+        j += 1;
+    }
+}
+
+/// `acc += weight * value`, fused, in each of eight chains.
+#[inline(always)]
+fn weighted(acc: &mut [f32; 8], weight: f32, value: Wide) {
+    let v = halves(value);
+    let mut j = 0;
+    while j < 8 {
+        acc[j] = Device.fma(weight, v[j], acc[j]);
+        j += 1;
+    }
+}
+
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
@@ -112,15 +135,27 @@ unsafe fn attend(args: &HeadsArgs, shared: *mut f32, head: usize, column: usize)
             let row = keys.add(clamped * width);
             let mut acc = [0f32; 8];
             let mut e = 8 * t;
-            while e < width {
-                let k = halves(*(row.add(e) as *const Wide));
-                let q = query.add(e);
-                let mut j = 0;
-                while j < 8 {
-                    acc[j] = a.fma(*q.add(j), k[j], acc[j]);
-                    j += 1;
-                }
-                e += 32;
+            // Four loads in flight where a head has them.
+            while e + 96 < width {
+                let k0 = *(row.add(e) as *const Wide);
+                let k1 = *(row.add(e + 32) as *const Wide);
+                let k2 = *(row.add(e + 64) as *const Wide);
+                let k3 = *(row.add(e + 96) as *const Wide);
+                products(&mut acc, query.add(e), k0);
+                products(&mut acc, query.add(e + 32), k1);
+                products(&mut acc, query.add(e + 64), k2);
+                products(&mut acc, query.add(e + 96), k3);
+                e += 128;
+            }
+            while e + 32 < width {
+                let k0 = *(row.add(e) as *const Wide);
+                let k1 = *(row.add(e + 32) as *const Wide);
+                products(&mut acc, query.add(e), k0);
+                products(&mut acc, query.add(e + 32), k1);
+                e += 64;
+            }
+            if e < width {
+                products(&mut acc, query.add(e), *(row.add(e) as *const Wide));
             }
             exchange8(&mut acc, 2);
             exchange8(&mut acc, 1);
@@ -181,14 +216,21 @@ unsafe fn attend(args: &HeadsArgs, shared: *mut f32, head: usize, column: usize)
             let (residue, group) = (task / groups, task % groups);
             let mut acc = [0f32; 8];
             i = residue;
+            let values = values.add(8 * group);
+            // Four loads in flight.
+            while i + 96 < count {
+                let v0 = *(values.add(i * width) as *const Wide);
+                let v1 = *(values.add((i + 32) * width) as *const Wide);
+                let v2 = *(values.add((i + 64) * width) as *const Wide);
+                let v3 = *(values.add((i + 96) * width) as *const Wide);
+                weighted(&mut acc, *scores.add(i), v0);
+                weighted(&mut acc, *scores.add(i + 32), v1);
+                weighted(&mut acc, *scores.add(i + 64), v2);
+                weighted(&mut acc, *scores.add(i + 96), v3);
+                i += 128;
+            }
             while i < count {
-                let weight = *scores.add(i);
-                let v = halves(*(values.add(i * width + 8 * group) as *const Wide));
-                let mut j = 0;
-                while j < 8 {
-                    acc[j] = a.fma(weight, v[j], acc[j]);
-                    j += 1;
-                }
+                weighted(&mut acc, *scores.add(i), *(values.add(i * width) as *const Wide));
                 i += 32;
             }
             let out = partials.add(residue * width + 8 * group);

@@ -200,14 +200,16 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
     let mut acc = [[0f32; 4]; COLS];
     let mut part = t;
     while part < parts {
-        // Four parts in flight; beyond the end the last one is loaded and not used.
+        // Four parts in flight. Beyond the end the last one is taken and the result not used: a branch would let the
+        // compiler move each load behind the step before it.
         // SAFETY: clamped to the row; columns are padded to COLS.
         unsafe {
             let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
             let w0 = load::<C>(m, start + p0);
-            let w1 = load::<C>(m, start + smaller(p1, last));
-            let w2 = load::<C>(m, start + smaller(p2, last));
-            let w3 = load::<C>(m, start + smaller(p3, last));
+            let w1 = load::<C>(m, start + c1);
+            let w2 = load::<C>(m, start + c2);
+            let w3 = load::<C>(m, start + c3);
             let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
             let mut c = 0;
             while c < COLS {
@@ -215,15 +217,12 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
                 let meta = x.meta.add(c * parts);
                 let mut own = acc[c];
                 own[0] = step::<C>(w0, given(quants, meta, parts, p0), own[0]);
-                if p1 < parts {
-                    own[k1] = step::<C>(w1, given(quants, meta, parts, p1), own[k1]);
-                }
-                if p2 < parts {
-                    own[k2] = step::<C>(w2, given(quants, meta, parts, p2), own[k2]);
-                }
-                if p3 < parts {
-                    own[k3] = step::<C>(w3, given(quants, meta, parts, p3), own[k3]);
-                }
+                let new = step::<C>(w1, given(quants, meta, parts, c1), own[k1]);
+                own[k1] = if p1 < parts { new } else { own[k1] };
+                let new = step::<C>(w2, given(quants, meta, parts, c2), own[k2]);
+                own[k2] = if p2 < parts { new } else { own[k2] };
+                let new = step::<C>(w3, given(quants, meta, parts, c3), own[k3]);
+                own[k3] = if p3 < parts { new } else { own[k3] };
                 acc[c] = own;
                 c += 1;
             }
@@ -263,21 +262,18 @@ unsafe fn pair_chains<C: Class, const SPAN: usize>(
             let y = given(x.quants, x.meta, parts, p0);
             a[0] = step::<C>(a0, y, a[0]);
             b[0] = step::<C>(b0, y, b[0]);
-            if p1 < parts {
-                let y = given(x.quants, x.meta, parts, p1);
-                a[k1] = step::<C>(a1, y, a[k1]);
-                b[k1] = step::<C>(b1, y, b[k1]);
-            }
-            if p2 < parts {
-                let y = given(x.quants, x.meta, parts, p2);
-                a[k2] = step::<C>(a2, y, a[k2]);
-                b[k2] = step::<C>(b2, y, b[k2]);
-            }
-            if p3 < parts {
-                let y = given(x.quants, x.meta, parts, p3);
-                a[k3] = step::<C>(a3, y, a[k3]);
-                b[k3] = step::<C>(b3, y, b[k3]);
-            }
+            let y = given(x.quants, x.meta, parts, c1);
+            let (new_a, new_b) = (step::<C>(a1, y, a[k1]), step::<C>(b1, y, b[k1]));
+            a[k1] = if p1 < parts { new_a } else { a[k1] };
+            b[k1] = if p1 < parts { new_b } else { b[k1] };
+            let y = given(x.quants, x.meta, parts, c2);
+            let (new_a, new_b) = (step::<C>(a2, y, a[k2]), step::<C>(b2, y, b[k2]));
+            a[k2] = if p2 < parts { new_a } else { a[k2] };
+            b[k2] = if p2 < parts { new_b } else { b[k2] };
+            let y = given(x.quants, x.meta, parts, c3);
+            let (new_a, new_b) = (step::<C>(a3, y, a[k3]), step::<C>(b3, y, b[k3]));
+            a[k3] = if p3 < parts { new_a } else { a[k3] };
+            b[k3] = if p3 < parts { new_b } else { b[k3] };
         }
         part += 4 * SPAN;
     }
