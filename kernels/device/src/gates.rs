@@ -21,7 +21,7 @@ use crate::backend::Cuda;
 use crate::gpu::{Gpu, Result};
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, THREADS, mode, place,
+    RowsArgs, THREADS, mode, pack_sums, place,
 };
 use crate::upload::{self, Description};
 use crate::{attend, rows};
@@ -247,15 +247,7 @@ impl Columns {
         let parts = values.len() / PART;
         let (mut quants, mut scales) = (vec![0; parts * PART], vec![0.0; parts]);
         quantize_q8(Host, &values[..parts * PART], &mut quants, &mut scales);
-        let meta: Vec<u64> = quants
-            .chunks_exact(PART)
-            .zip(&scales)
-            .map(|(quants, scale)| {
-                let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>() as u32;
-                let sums = sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16);
-                u64::from(scale.to_bits()) | u64::from(sums) << 32
-            })
-            .collect();
+        let meta = meta_of(&quants, &scales);
         let stream = &gpu.stream;
         let placed = placed(&quants, width);
         let on_card = (
@@ -387,8 +379,9 @@ fn meta_of(quants: &[i8], scales: &[f32]) -> Vec<u64> {
     let parts = quants.chunks_exact(PART).zip(scales);
     parts
         .map(|(quants, scale)| {
-            let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>() as u32;
-            u64::from(scale.to_bits()) | u64::from(sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16)) << 32
+            let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>();
+            let sums = pack_sums(sum(&quants[..16]), sum(&quants[16..]));
+            u64::from(scale.to_bits()) | u64::from(sums) << 32
         })
         .collect()
 }

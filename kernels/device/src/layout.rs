@@ -101,13 +101,13 @@ pub fn class_of(kind: TensorType) -> u32 {
     }
 }
 
-/// Scale of a part of activations, and the sums of its halves: `low + (high << 16)`, wrapping.
+/// Scale of a part of activations, and the sums of its quants: of the first half (low 16 bits), of both (high 16 bits).
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
 pub struct PartMeta {
     /// The scale.
     pub scale: f32,
-    /// The two sums, each at most 16 * 127.
+    /// The sums, at most 16 * 127 and 32 * 127.
     pub sums: u32,
 }
 
@@ -124,6 +124,12 @@ pub struct Activations {
     pub quants: *mut i8,
     /// `columns * width / 32`.
     pub meta: *mut PartMeta,
+}
+
+/// [`PartMeta::sums`] of two halves.
+#[inline(always)]
+pub const fn pack_sums(first: i32, second: i32) -> u32 {
+    first as u32 & 0xffff | ((first + second) as u32) << 16
 }
 
 /// Where quant `i` of a column of `width` elements lies.

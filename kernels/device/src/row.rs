@@ -82,29 +82,66 @@ struct Loaded {
     scales: u32,
 }
 
+/// Where a row's arrays begin, from some part on.
+#[derive(Clone, Copy)]
+struct Cursor {
+    quants: *const Wide,
+    factors: *const u8,
+    scales: *const u8,
+}
+
+impl Cursor {
+    /// At part `index` of the matrix.
+    #[inline(always)]
+    unsafe fn at<C: Class>(m: &Matrix, index: usize) -> Cursor {
+        // SAFETY: the caller's part of the matrix.
+        unsafe {
+            Cursor {
+                quants: (m.quants as *const Wide).add(if C::BYTES { 2 * index } else { index }),
+                factors: m.factors.add(match C::META {
+                    2 | 3 => 2 * index,
+                    4 => 4 * index,
+                    _ => 0,
+                }),
+                scales: m.scales.add(match C::META {
+                    0 => 2 * index,
+                    1 => 4 * index,
+                    _ => index / 8 * 4,
+                }),
+            }
+        }
+    }
+
+    /// The part `by` parts on; where 8 parts share a scale, `by` is a multiple of 8.
+    #[inline(always)]
+    unsafe fn load<C: Class>(self, by: usize) -> Loaded {
+        // SAFETY: the caller's part of the matrix.
+        unsafe {
+            let (low, high) = if C::BYTES {
+                (*self.quants.add(2 * by), *self.quants.add(2 * by + 1))
+            } else {
+                let low = *self.quants.add(by);
+                (low, low)
+            };
+            let factors = match C::META {
+                2 | 3 => *(self.factors as *const u16).add(by) as u32,
+                4 => *(self.factors as *const u32).add(by),
+                _ => 0,
+            };
+            let scales = match C::META {
+                0 => *(self.scales as *const u16).add(by) as u32,
+                1 => *(self.scales as *const u32).add(by),
+                _ => *(self.scales as *const u32).add(by / 8),
+            };
+            Loaded { low, high, factors, scales }
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn load<C: Class>(m: &Matrix, index: usize) -> Loaded {
     // SAFETY: the caller's `index` is a part of the matrix.
-    unsafe {
-        let quants = m.quants as *const Wide;
-        let (low, high) = if C::BYTES {
-            (*quants.add(2 * index), *quants.add(2 * index + 1))
-        } else {
-            let low = *quants.add(index);
-            (low, low)
-        };
-        let factors = match C::META {
-            2 | 3 => *(m.factors as *const u16).add(index) as u32,
-            4 => *(m.factors as *const u32).add(index),
-            _ => 0,
-        };
-        let scales = match C::META {
-            0 => *(m.scales as *const u16).add(index) as u32,
-            1 => *(m.scales as *const u32).add(index),
-            _ => *(m.scales as *const u32).add(index / 8),
-        };
-        Loaded { low, high, factors, scales }
-    }
+    unsafe { Cursor::at::<C>(m, index).load::<C>(0) }
 }
 
 /// Four signed bytes times four.
@@ -119,11 +156,10 @@ fn byte(word: u32, index: u32) -> i32 {
     (word << (24 - 8 * index)) as i32 >> 24
 }
 
-/// The two sums of a part's halves.
+/// The sum of a part's first half, and of both.
 #[inline(always)]
 pub fn unpack_sums(sums: u32) -> (i32, i32) {
-    let low = (sums << 16) as i32 >> 16;
-    (low, sums.wrapping_sub(low as u32) as i32 >> 16)
+    ((sums << 16) as i32 >> 16, sums as i32 >> 16)
 }
 
 /// A part of activations as it was loaded.
@@ -166,11 +202,13 @@ fn step<C: Class>(w: Loaded, y: Given, p: f32) -> f32 {
             ),
         )
     };
-    let (sum0, sum1) = unpack_sums(meta.sums);
+    let (first, both) = unpack_sums(meta.sums);
     let integer = match C::META {
-        0 | 1 => dot0 + dot1 - C::BIAS * (sum0 + sum1),
+        0 | 1 => dot0 + dot1 - C::BIAS * both,
         2 => byte(w.factors, 0) * (dot0 + dot1),
-        _ => byte(w.factors, 0) * (dot0 - C::BIAS * sum0) + byte(w.factors, 1) * (dot1 - C::BIAS * sum1),
+        _ => {
+            byte(w.factors, 0) * (dot0 - C::BIAS * first) + byte(w.factors, 1) * (dot1 - C::BIAS * (both - first))
+        }
     };
     let scale = a.f16_to_f32(w.scales as u16);
     let p = a.fma(a.mul(scale, meta.scale), a.i32_to_f32(integer), p);
@@ -178,9 +216,9 @@ fn step<C: Class>(w: Loaded, y: Given, p: f32) -> f32 {
         return p;
     }
     let integer = match C::META {
-        1 => sum0 + sum1,
-        2 => byte(w.factors, 1) * (sum0 + sum1),
-        _ => byte(w.factors, 2) * sum0 + byte(w.factors, 3) * sum1,
+        1 => both,
+        2 => byte(w.factors, 1) * both,
+        _ => byte(w.factors, 2) * first + byte(w.factors, 3) * (both - first),
     };
     let min = a.f16_to_f32((w.scales >> 16) as u16);
     a.fma(a.mul(min, meta.scale), a.i32_to_f32(integer), p)
@@ -245,6 +283,49 @@ unsafe fn pair_chains<C: Class, const SPAN: usize>(
     let last = parts - 1;
     let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
     let mut part = t;
+    if SPAN == 32 {
+        // Whole steps: one address a row, and no selection.
+        while part + 3 * SPAN < parts {
+            // SAFETY: inside the rows.
+            unsafe {
+                let (at_a, at_b) = (Cursor::at::<C>(m[0], start_a + part), Cursor::at::<C>(m[1], start_b + part));
+                let (a0, b0) = (at_a.load::<C>(0), at_b.load::<C>(0));
+                let (a1, b1) = (at_a.load::<C>(SPAN), at_b.load::<C>(SPAN));
+                let (a2, b2) = (at_a.load::<C>(2 * SPAN), at_b.load::<C>(2 * SPAN));
+                let (a3, b3) = (at_a.load::<C>(3 * SPAN), at_b.load::<C>(3 * SPAN));
+                let y = given(x.quants, x.meta, parts, part);
+                a[0] = step::<C>(a0, y, a[0]);
+                b[0] = step::<C>(b0, y, b[0]);
+                let y = given(x.quants, x.meta, parts, part + SPAN);
+                a[0] = step::<C>(a1, y, a[0]);
+                b[0] = step::<C>(b1, y, b[0]);
+                let y = given(x.quants, x.meta, parts, part + 2 * SPAN);
+                a[0] = step::<C>(a2, y, a[0]);
+                b[0] = step::<C>(b2, y, b[0]);
+                let y = given(x.quants, x.meta, parts, part + 3 * SPAN);
+                a[0] = step::<C>(a3, y, a[0]);
+                b[0] = step::<C>(b3, y, b[0]);
+            }
+            part += 4 * SPAN;
+        }
+        while part < parts {
+            // SAFETY: clamped to the rows.
+            unsafe {
+                let next = smaller(part + SPAN, last);
+                let (a0, b0) = (load::<C>(m[0], start_a + part), load::<C>(m[1], start_b + part));
+                let (a1, b1) = (load::<C>(m[0], start_a + next), load::<C>(m[1], start_b + next));
+                let y = given(x.quants, x.meta, parts, part);
+                a[0] = step::<C>(a0, y, a[0]);
+                b[0] = step::<C>(b0, y, b[0]);
+                let y = given(x.quants, x.meta, parts, next);
+                let (new_a, new_b) = (step::<C>(a1, y, a[0]), step::<C>(b1, y, b[0]));
+                a[0] = if part + SPAN < parts { new_a } else { a[0] };
+                b[0] = if part + SPAN < parts { new_b } else { b[0] };
+            }
+            part += 2 * SPAN;
+        }
+        return [a, b];
+    }
     while part < parts {
         // SAFETY: clamped to the rows.
         unsafe {
@@ -434,7 +515,7 @@ pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize
     [fold::<SPAN>(a), fold::<SPAN>(b)]
 }
 
-/// Asks for the first parts of a row to be brought near, before anything that it waits for is ready.
+/// Asks for the quants of a row to be brought near, before they are needed.
 ///
 /// # Safety
 /// `row` is a row of `m`.
@@ -451,7 +532,7 @@ pub unsafe fn prefetch<const SPAN: usize>(m: &Matrix, row: usize, t: usize) {
     let row_bytes = parts * bytes;
     // A line of 128 bytes each.
     let mut at = t * 128;
-    while at < row_bytes && at < SPAN * 4 * bytes {
+    while at < row_bytes {
         // SAFETY: inside the row; a prefetch writes no register.
         unsafe {
             let address = m.quants.add(row * row_bytes + at);
