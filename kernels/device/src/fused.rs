@@ -1,7 +1,7 @@
 //! The entries of a decode step that do several operations at once: norm, quantising and rows; and the gated pair of a
 //! feed-forward block.
 //!
-//! Blocks of 512 threads, as many as the card holds at once. Each makes the activations for itself in shared memory (see
+//! Blocks of 384 threads, as many as the card holds at once. Each makes the activations for itself in shared memory (see
 //! [`shared_bytes`]) and then takes rows in turn, so that no launch and no trip through memory lies between.
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
@@ -12,11 +12,11 @@ use crate::row::{self, Input};
 use crate::rows::{find, finish, slots};
 
 /// Threads of a block here.
-pub const TEAM: usize = 512;
+pub const TEAM: usize = 384;
 /// Elements that a thread keeps in registers while a column is normalised.
-const KEPT: usize = 8;
+const KEPT: usize = 12;
 
-const _: () = assert!(TEAM == 512, "the literals in #[launch_bounds]");
+const _: () = assert!(TEAM == 384, "the literals in #[launch_bounds]");
 
 /// Bytes of shared memory for activations of `width` elements: parts, quants, floats.
 pub const fn shared_bytes(width: usize) -> usize {
@@ -29,7 +29,7 @@ pub mod entries {
 
     /// Norm and rows, 32 threads a row.
     #[kernel]
-    #[launch_bounds(512)]
+    #[launch_bounds(384, 2)]
     pub fn kiln_normed_rows_wide(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: the host's arguments agree with each other.
@@ -38,7 +38,7 @@ pub mod entries {
 
     /// Norm and rows, 8 threads a row.
     #[kernel]
-    #[launch_bounds(512)]
+    #[launch_bounds(384, 2)]
     pub fn kiln_normed_rows_narrow(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -47,7 +47,7 @@ pub mod entries {
 
     /// Norm, gate rows and up rows, 32 threads a row; products of both are gated and quantised.
     #[kernel]
-    #[launch_bounds(512)]
+    #[launch_bounds(384, 2)]
     pub fn kiln_gated_rows_wide(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -56,7 +56,7 @@ pub mod entries {
 
     /// The same with 8 threads a row.
     #[kernel]
-    #[launch_bounds(512)]
+    #[launch_bounds(384, 2)]
     pub fn kiln_gated_rows_narrow(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -75,6 +75,10 @@ macro_rules! each_kept {
         each_kept!(@ $k 5 $body);
         each_kept!(@ $k 6 $body);
         each_kept!(@ $k 7 $body);
+        each_kept!(@ $k 8 $body);
+        each_kept!(@ $k 9 $body);
+        each_kept!(@ $k 10 $body);
+        each_kept!(@ $k 11 $body);
     }};
     (@ $k:ident $n:literal $body:expr) => {{
         const $k: usize = $n;

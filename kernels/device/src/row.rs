@@ -225,6 +225,10 @@ fn step<C: Class>(w: Loaded, y: Given, p: f32) -> f32 {
 }
 
 /// The chains of thread `t` of a row, of `COLS` columns.
+///
+/// The loop is short on purpose: instructions have to be brought near too, and many warps hide latency better than much
+/// unrolled code. The next part is loaded before the step of this one. The chain of a step is the first of the array,
+/// which then turns: [`fold`] does not mind where it ends, since additions commute.
 #[inline(always)]
 unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
     m: &Matrix,
@@ -234,38 +238,22 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
 ) -> [[f32; 4]; COLS] {
     let parts = m.columns as usize / PART;
     let start = row * parts;
-    let last = parts - 1;
     let mut acc = [[0f32; 4]; COLS];
     let mut part = t;
-    while part < parts {
-        // Four parts in flight. Beyond the end the last one is taken and the result not used: a branch would let the
-        // compiler move each load behind the step before it.
-        // SAFETY: clamped to the row; columns are padded to COLS.
-        unsafe {
-            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
-            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
-            let w0 = load::<C>(m, start + p0);
-            let w1 = load::<C>(m, start + c1);
-            let w2 = load::<C>(m, start + c2);
-            let w3 = load::<C>(m, start + c3);
-            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
+    // SAFETY: clamped to the row; columns are padded to COLS.
+    unsafe {
+        let mut now = load::<C>(m, start + smaller(part, parts - 1));
+        while part < parts {
+            let next = load::<C>(m, start + smaller(part + SPAN, parts - 1));
             let mut c = 0;
             while c < COLS {
-                let quants = x.quants.add(c * x.width);
-                let meta = x.meta.add(c * parts);
-                let mut own = acc[c];
-                own[0] = step::<C>(w0, given(quants, meta, parts, p0), own[0]);
-                let new = step::<C>(w1, given(quants, meta, parts, c1), own[k1]);
-                own[k1] = if p1 < parts { new } else { own[k1] };
-                let new = step::<C>(w2, given(quants, meta, parts, c2), own[k2]);
-                own[k2] = if p2 < parts { new } else { own[k2] };
-                let new = step::<C>(w3, given(quants, meta, parts, c3), own[k3]);
-                own[k3] = if p3 < parts { new } else { own[k3] };
-                acc[c] = own;
+                let y = given(x.quants.add(c * x.width), x.meta.add(c * parts), parts, part);
+                acc[c] = turned::<SPAN>(acc[c], step::<C>(now, y, acc[c][0]));
                 c += 1;
             }
+            now = next;
+            part += SPAN;
         }
-        part += 4 * SPAN;
     }
     acc
 }
@@ -280,85 +268,34 @@ unsafe fn pair_chains<C: Class, const SPAN: usize>(
 ) -> [[f32; 4]; 2] {
     let parts = m[0].columns as usize / PART;
     let (start_a, start_b) = (row[0] * parts, row[1] * parts);
-    let last = parts - 1;
     let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
     let mut part = t;
-    if SPAN == 32 {
-        // Whole steps: one address a row, and no selection.
-        while part + 3 * SPAN < parts {
-            // SAFETY: inside the rows.
-            unsafe {
-                let (at_a, at_b) = (Cursor::at::<C>(m[0], start_a + part), Cursor::at::<C>(m[1], start_b + part));
-                let (a0, b0) = (at_a.load::<C>(0), at_b.load::<C>(0));
-                let (a1, b1) = (at_a.load::<C>(SPAN), at_b.load::<C>(SPAN));
-                let (a2, b2) = (at_a.load::<C>(2 * SPAN), at_b.load::<C>(2 * SPAN));
-                let (a3, b3) = (at_a.load::<C>(3 * SPAN), at_b.load::<C>(3 * SPAN));
-                let y = given(x.quants, x.meta, parts, part);
-                a[0] = step::<C>(a0, y, a[0]);
-                b[0] = step::<C>(b0, y, b[0]);
-                let y = given(x.quants, x.meta, parts, part + SPAN);
-                a[0] = step::<C>(a1, y, a[0]);
-                b[0] = step::<C>(b1, y, b[0]);
-                let y = given(x.quants, x.meta, parts, part + 2 * SPAN);
-                a[0] = step::<C>(a2, y, a[0]);
-                b[0] = step::<C>(b2, y, b[0]);
-                let y = given(x.quants, x.meta, parts, part + 3 * SPAN);
-                a[0] = step::<C>(a3, y, a[0]);
-                b[0] = step::<C>(b3, y, b[0]);
-            }
-            part += 4 * SPAN;
-        }
+    // SAFETY: clamped to the rows.
+    unsafe {
+        let first = smaller(part, parts - 1);
+        let (mut now_a, mut now_b) = (load::<C>(m[0], start_a + first), load::<C>(m[1], start_b + first));
         while part < parts {
-            // SAFETY: clamped to the rows.
-            unsafe {
-                let next = smaller(part + SPAN, last);
-                let (a0, b0) = (load::<C>(m[0], start_a + part), load::<C>(m[1], start_b + part));
-                let (a1, b1) = (load::<C>(m[0], start_a + next), load::<C>(m[1], start_b + next));
-                let y = given(x.quants, x.meta, parts, part);
-                a[0] = step::<C>(a0, y, a[0]);
-                b[0] = step::<C>(b0, y, b[0]);
-                let y = given(x.quants, x.meta, parts, next);
-                let (new_a, new_b) = (step::<C>(a1, y, a[0]), step::<C>(b1, y, b[0]));
-                a[0] = if part + SPAN < parts { new_a } else { a[0] };
-                b[0] = if part + SPAN < parts { new_b } else { b[0] };
-            }
-            part += 2 * SPAN;
+            let next = smaller(part + SPAN, parts - 1);
+            let (next_a, next_b) = (load::<C>(m[0], start_a + next), load::<C>(m[1], start_b + next));
+            let y = given(x.quants, x.meta, parts, part);
+            a = turned::<SPAN>(a, step::<C>(now_a, y, a[0]));
+            b = turned::<SPAN>(b, step::<C>(now_b, y, b[0]));
+            now_a = next_a;
+            now_b = next_b;
+            part += SPAN;
         }
-        return [a, b];
-    }
-    while part < parts {
-        // SAFETY: clamped to the rows.
-        unsafe {
-            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
-            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
-            let a0 = load::<C>(m[0], start_a + p0);
-            let b0 = load::<C>(m[1], start_b + p0);
-            let a1 = load::<C>(m[0], start_a + c1);
-            let b1 = load::<C>(m[1], start_b + c1);
-            let a2 = load::<C>(m[0], start_a + c2);
-            let b2 = load::<C>(m[1], start_b + c2);
-            let a3 = load::<C>(m[0], start_a + c3);
-            let b3 = load::<C>(m[1], start_b + c3);
-            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
-            let y = given(x.quants, x.meta, parts, p0);
-            a[0] = step::<C>(a0, y, a[0]);
-            b[0] = step::<C>(b0, y, b[0]);
-            let y = given(x.quants, x.meta, parts, c1);
-            let (new_a, new_b) = (step::<C>(a1, y, a[k1]), step::<C>(b1, y, b[k1]));
-            a[k1] = if p1 < parts { new_a } else { a[k1] };
-            b[k1] = if p1 < parts { new_b } else { b[k1] };
-            let y = given(x.quants, x.meta, parts, c2);
-            let (new_a, new_b) = (step::<C>(a2, y, a[k2]), step::<C>(b2, y, b[k2]));
-            a[k2] = if p2 < parts { new_a } else { a[k2] };
-            b[k2] = if p2 < parts { new_b } else { b[k2] };
-            let y = given(x.quants, x.meta, parts, c3);
-            let (new_a, new_b) = (step::<C>(a3, y, a[k3]), step::<C>(b3, y, b[k3]));
-            a[k3] = if p3 < parts { new_a } else { a[k3] };
-            b[k3] = if p3 < parts { new_b } else { b[k3] };
-        }
-        part += 4 * SPAN;
     }
     [a, b]
+}
+
+/// The chains after a step of the first one: the next one comes to the front.
+#[inline(always)]
+fn turned<const SPAN: usize>(chains: [f32; 4], stepped: f32) -> [f32; 4] {
+    match SPAN {
+        32 => [stepped, 0.0, 0.0, 0.0],
+        16 => [chains[1], stepped, 0.0, 0.0],
+        _ => [chains[1], chains[2], chains[3], stepped],
+    }
 }
 
 #[inline(always)]
@@ -491,11 +428,18 @@ pub unsafe fn products<const SPAN: usize, const COLS: usize>(
 #[inline(always)]
 pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize, x: Input) -> [f32; 2] {
     if m[0].class != m[1].class || m[0].class >= class::F32 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [a] = products::<SPAN, 1>(m[0], row[0], t, x);
-            let [b] = products::<SPAN, 1>(m[1], row[1], t, x);
-            return [a, b];
+        // One after the other, through one copy of the code.
+        let mut out = [0f32; 2];
+        let mut second = false;
+        loop {
+            let (matrix, at) = if second { (m[1], row[1]) } else { (m[0], row[0]) };
+            // SAFETY: the caller's promise.
+            let [value] = unsafe { products::<SPAN, 1>(matrix, at, t, x) };
+            if second {
+                return [out[0], value];
+            }
+            out[0] = value;
+            second = true;
         }
     }
     // SAFETY: the caller's promise.
