@@ -12,10 +12,10 @@ use kiln_engine::model::{Activation, Model, Pairing};
 use crate::gpu::{Gpu, Graph, Result};
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, class, mode,
+    RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
 };
 use crate::upload::{self, Uploaded};
-use crate::{attend, fused, rows};
+use crate::{attend, fused, rows, tiles};
 
 /// Columns of a batch that only fills the cache, at least.
 const PREFILL: usize = 256;
@@ -88,8 +88,8 @@ impl Sizes {
             keys: config.kv_heads * config.head_width,
             inner: config.feed_forward,
             made: queries.max(config.feed_forward),
-            columns: options.batch.max(PREFILL.min(options.context)).next_multiple_of(COLUMNS),
-            logits: options.batch.next_multiple_of(COLUMNS),
+            columns: options.batch.max(PREFILL.min(options.context)).next_multiple_of(TILE),
+            logits: options.batch.next_multiple_of(TILE),
         }
     }
 }
@@ -113,6 +113,8 @@ struct Entries {
     gated_rows: [(CudaFunction, usize); 2],
     /// One column, two rows a warp.
     pairs: CudaFunction,
+    /// Many columns, on the tensor cores.
+    tiles: CudaFunction,
 }
 
 impl Entries {
@@ -138,6 +140,7 @@ impl Entries {
             ],
             normed_rows: [resident("kiln_normed_rows_wide")?, resident("kiln_normed_rows_narrow")?],
             pairs: gpu.entry("kiln_pairs")?,
+            tiles: gpu.entry("kiln_tiles")?,
             gated_rows: [resident("kiln_gated_rows_wide")?, resident("kiln_gated_rows_narrow")?],
         })
     }
@@ -663,6 +666,14 @@ impl Cuda {
             let grid = (each[0].div_ceil(2).div_ceil(THREADS / 32), 1);
             // SAFETY: the grid covers the pairs of rows.
             return unsafe { self.gpu.launch(&self.entries.pairs, grid, THREADS, 0, &args) };
+        }
+        let quantised = [args.first, args.second, args.third].iter().all(|m| m.rows == 0 || m.class < class::F32);
+        if count > 1 && quantised {
+            let tiles = each.into_iter().map(tiles::tiles).sum::<usize>() * count.div_ceil(TILE);
+            // SAFETY: the grid covers the tiles of rows and columns; columns are padded.
+            return unsafe {
+                self.gpu.launch(&self.entries.tiles, (tiles, 1), tiles::CREW, tiles::SHARED_BYTES, &args)
+            };
         }
         let (batch, groups) = if count == 1 { (0, 1) } else { (1, count.div_ceil(COLUMNS)) };
         let entry = &self.entries.rows[batch][usize::from(narrow)];

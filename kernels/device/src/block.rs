@@ -4,7 +4,7 @@ use cuda_device::{ptx_asm, thread, warp};
 use kiln_kernels::{Arith, LANES, NAN, canonical, math};
 
 use crate::arith::Device;
-use crate::layout::{Activations, PART, PartMeta, pack_sums, place};
+use crate::layout::{Activations, PART, PartMeta, place};
 
 /// Lets the next launch begin, and waits until the ones before it are done and what they wrote can be seen.
 ///
@@ -79,10 +79,7 @@ pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
     }
     let quant = if inverse == 0.0 { 0 } else { a.round_small(a.mul(value, inverse)) };
     let sums = sum_of_warp((quant as u32) << (if lane < 16 { 0 } else { 16 }));
-    // The low half may have borrowed from the high one.
-    let first = (sums << 16) as i32 >> 16;
-    let second = sums.wrapping_sub(first as u32) as i32 >> 16;
-    (quant as i8, PartMeta { scale, sums: pack_sums(first, second) })
+    (quant as i8, PartMeta { scale, sums })
 }
 
 /// Quantises a part and writes it: `value` is element `i` of a column of `width`. All lanes of the warp must call it together.

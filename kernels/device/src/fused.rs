@@ -1,7 +1,7 @@
 //! The entries of a decode step that do several operations at once: norm, quantising and rows; and the gated pair of a
 //! feed-forward block.
 //!
-//! Blocks of 384 threads, as many as the card holds at once. Each makes the activations for itself in shared memory (see
+//! Blocks of 512 threads, as many as the card holds at once. Each makes the activations for itself in shared memory (see
 //! [`shared_bytes`]) and then takes rows in turn, so that no launch and no trip through memory lies between.
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
@@ -12,11 +12,11 @@ use crate::row::{self, Input};
 use crate::rows::{find, finish, slots};
 
 /// Threads of a block here.
-pub const TEAM: usize = 384;
+pub const TEAM: usize = 512;
 /// Elements that a thread keeps in registers while a column is normalised.
-const KEPT: usize = 12;
+const KEPT: usize = 8;
 
-const _: () = assert!(TEAM == 384, "the literals in #[launch_bounds]");
+const _: () = assert!(TEAM == 512, "the literals in #[launch_bounds]");
 
 /// Bytes of shared memory for activations of `width` elements: parts, quants, floats.
 pub const fn shared_bytes(width: usize) -> usize {
@@ -29,7 +29,7 @@ pub mod entries {
 
     /// Norm and rows, 32 threads a row.
     #[kernel]
-    #[launch_bounds(384, 2)]
+    #[launch_bounds(512)]
     pub fn kiln_normed_rows_wide(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: the host's arguments agree with each other.
@@ -38,7 +38,7 @@ pub mod entries {
 
     /// Norm and rows, 8 threads a row.
     #[kernel]
-    #[launch_bounds(384, 2)]
+    #[launch_bounds(512)]
     pub fn kiln_normed_rows_narrow(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -47,7 +47,7 @@ pub mod entries {
 
     /// Norm, gate rows and up rows, 32 threads a row; products of both are gated and quantised.
     #[kernel]
-    #[launch_bounds(384, 2)]
+    #[launch_bounds(512)]
     pub fn kiln_gated_rows_wide(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -56,7 +56,7 @@ pub mod entries {
 
     /// The same with 8 threads a row.
     #[kernel]
-    #[launch_bounds(384, 2)]
+    #[launch_bounds(512)]
     pub fn kiln_gated_rows_narrow(args: RowsArgs) {
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
         // SAFETY: as above.
@@ -75,10 +75,6 @@ macro_rules! each_kept {
         each_kept!(@ $k 5 $body);
         each_kept!(@ $k 6 $body);
         each_kept!(@ $k 7 $body);
-        each_kept!(@ $k 8 $body);
-        each_kept!(@ $k 9 $body);
-        each_kept!(@ $k 10 $body);
-        each_kept!(@ $k 11 $body);
     }};
     (@ $k:ident $n:literal $body:expr) => {{
         const $k: usize = $n;
@@ -168,18 +164,10 @@ unsafe fn normed_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         if slot < total {
             let (matrix, _, row) = find(args, slot, SPAN);
             row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t);
-            if slot + stride < total {
-                let (matrix, _, row) = find(args, slot + stride, SPAN);
-                row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t);
-            }
         }
         let x = prepared(args, shared);
         // The slots of a warp begin at a multiple of how many they are, and so do the matrices': a warp goes as one.
         while slot + stride < total {
-            if slot + 2 * stride < total {
-                let (matrix, _, row) = find(args, slot + 2 * stride, SPAN);
-                row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t);
-            }
             let (matrix_a, out_a, row_a) = find(args, slot, SPAN);
             let (matrix_b, out_b, row_b) = find(args, slot + stride, SPAN);
             let rows = [inside(row_a, &matrix_a), inside(row_b, &matrix_b)];
@@ -226,58 +214,34 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
             row::prefetch::<SPAN>(&args.second, row, t);
         }
         let x = prepared(args, shared);
-        let first = row;
         while row < rows {
-            let next = row + stride;
-            if next < rows {
-                row::prefetch::<SPAN>(&args.first, next, t);
-                row::prefetch::<SPAN>(&args.second, next, t);
-            }
             let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
                 *args.x.values.add(row) = gated(args.activation, gate, up);
             }
-            row = next;
-        }
-        if args.third_out.is_null() {
-            return;
-        }
-        // The warp that completes a part quantises it. Lane `k` counts what the warp did in its k-th round.
-        thread_fence();
-        warp::sync_mask(u32::MAX);
-        let lead = first - t_row::<SPAN>(first);
-        let mut round = lane;
-        let mut more = true;
-        while more {
-            let mine = lead + round * stride;
-            let counts = mine < rows;
-            let part = mine / PART;
-            let mut complete = false;
-            if counts {
-                let by = (32 / SPAN) as u32;
-                complete = count_up((args.third_out as *mut u32).add(part), by) + by == PART as u32;
-            }
-            let mut waiting = warp::ballot(complete);
-            while waiting != 0 {
-                let part = warp::shuffle(part as u32, waiting.trailing_zeros()) as usize;
+            if !args.third_out.is_null() {
+                // The warp that completes a part quantises it.
+                let part = row / PART;
+                let counter = (args.third_out as *mut u32).add(part);
                 thread_fence();
-                let value = read_through(args.x.values.add(part * PART + lane));
-                write_part(args.x, 0, rows, part * PART + lane, value, lane);
+                warp::sync_mask(u32::MAX);
+                let mut before = 0;
                 if lane == 0 {
-                    *(args.third_out as *mut u32).add(part) = 0;
+                    before = count_up(counter, (32 / SPAN) as u32);
                 }
-                waiting &= waiting - 1;
+                before = warp::shuffle(before, 0);
+                if before as usize + 32 / SPAN == PART {
+                    thread_fence();
+                    let value = read_through(args.x.values.add(part * PART + lane));
+                    write_part(args.x, 0, rows, part * PART + lane, value, lane);
+                    if lane == 0 {
+                        *counter = 0;
+                    }
+                }
             }
-            more = warp::any(counts);
-            round += 32;
+            row += stride;
         }
     }
-}
-
-/// How far a row is from the first one of its warp.
-#[inline(always)]
-fn t_row<const SPAN: usize>(row: usize) -> usize {
-    row % (32 / SPAN)
 }
 
 #[inline(always)]

@@ -21,10 +21,10 @@ use crate::backend::Cuda;
 use crate::gpu::{Gpu, Result};
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, THREADS, mode, pack_sums, place,
+    RowsArgs, THREADS, TILE, mode, place,
 };
 use crate::upload::{self, Description};
-use crate::{attend, rows};
+use crate::{attend, rows, tiles};
 
 /// A gate: its name, the defect that shows that it works, and the comparison.
 struct Gate {
@@ -247,7 +247,15 @@ impl Columns {
         let parts = values.len() / PART;
         let (mut quants, mut scales) = (vec![0; parts * PART], vec![0.0; parts]);
         quantize_q8(Host, &values[..parts * PART], &mut quants, &mut scales);
-        let meta = meta_of(&quants, &scales);
+        let meta: Vec<u64> = quants
+            .chunks_exact(PART)
+            .zip(&scales)
+            .map(|(quants, scale)| {
+                let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>() as u32;
+                let sums = sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16);
+                u64::from(scale.to_bits()) | u64::from(sums) << 32
+            })
+            .collect();
         let stream = &gpu.stream;
         let placed = placed(&quants, width);
         let on_card = (
@@ -267,6 +275,34 @@ impl Columns {
     }
 }
 
+/// A product of one matrix.
+fn row_args(
+    matrix: Matrix,
+    out: &DeviceBuffer<f32>,
+    x: Activations,
+    columns: usize,
+    fault: &DeviceBuffer<u32>,
+) -> RowsArgs {
+    RowsArgs {
+        first: matrix,
+        second: Matrix::NONE,
+        third: Matrix::NONE,
+        first_out: out.cu_deviceptr() as *mut f32,
+        second_out: std::ptr::null_mut(),
+        third_out: std::ptr::null_mut(),
+        x,
+        norm: std::ptr::null(),
+        residual: std::ptr::null(),
+        fault: fault.cu_deviceptr() as *mut u32,
+        columns: columns as u32,
+        mode: mode::STORE,
+        stage: 0,
+        first_column: 0,
+        epsilon: 0.0,
+        activation: 0,
+    }
+}
+
 /// Rows of every type, one column and up to eight, 8 and 32 threads a row, against the plain walk on the host.
 fn kquant(context: &Context) -> Result<Tally> {
     let gpu = Gpu::open(context.device)?;
@@ -277,6 +313,7 @@ fn kquant(context: &Context) -> Result<Tally> {
         [gpu.entry("kiln_rows_wide")?, gpu.entry("kiln_rows_narrow")?],
         [gpu.entry("kiln_batch_wide")?, gpu.entry("kiln_batch_narrow")?],
     ];
+    let tile_entry = gpu.entry("kiln_tiles")?;
     let fault = DeviceBuffer::from_host(&gpu.stream, &[NO_FAULT])?;
     for kind in TensorType::ALL {
         for (columns, wild) in [(256, false), (256, true), (576, false), (2304, false), (4096, false), (8192, false)] {
@@ -311,28 +348,25 @@ fn kquant(context: &Context) -> Result<Tally> {
                     })
                 })
                 .collect();
+            if upload::is_quantised(kind) {
+                // The same columns four times over, so that a whole tile is there; some are left out of it.
+                let wide = Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?;
+                for m in [2, COLUMNS, TILE - 1, TILE] {
+                    let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
+                    let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
+                    let grid = (tiles::tiles(count), 1);
+                    // SAFETY: the buffers are as long as the module says.
+                    unsafe { gpu.launch(&tile_entry, grid, tiles::CREW, tiles::SHARED_BYTES, &args)? };
+                    let got = out.to_host_vec(&gpu.stream)?;
+                    let what = |i: usize| format!("{kind} K {columns} tile m {m} column {} row {}", i / count, i % count);
+                    tally.floats(&what, &want.repeat(TILE / COLUMNS)[..m * count], &got);
+                }
+            }
             for m in 1..=COLUMNS {
                 for narrow in [false, true] {
                     let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
                     let span = if narrow { 8 } else { 32 };
-                    let args = RowsArgs {
-                        first: uploaded.matrix,
-                        second: Matrix::NONE,
-                        third: Matrix::NONE,
-                        first_out: out.cu_deviceptr() as *mut f32,
-                        second_out: std::ptr::null_mut(),
-                        third_out: std::ptr::null_mut(),
-                        x: x.on_card(),
-                        norm: std::ptr::null(),
-                        residual: std::ptr::null(),
-                        fault: fault.cu_deviceptr() as *mut u32,
-                        columns: m as u32,
-                        mode: mode::STORE,
-                        stage: 0,
-                        first_column: 0,
-                        epsilon: 0.0,
-                        activation: 0,
-                    };
+                    let args = row_args(uploaded.matrix, &out, x.on_card(), m, &fault);
                     let entry = &entries[usize::from(m > 1)][usize::from(narrow)];
                     let grid = (rows::blocks([count, 0, 0], span), 1);
                     // SAFETY: the buffers are as long as the module says.
@@ -379,9 +413,8 @@ fn meta_of(quants: &[i8], scales: &[f32]) -> Vec<u64> {
     let parts = quants.chunks_exact(PART).zip(scales);
     parts
         .map(|(quants, scale)| {
-            let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>();
-            let sums = pack_sums(sum(&quants[..16]), sum(&quants[16..]));
-            u64::from(scale.to_bits()) | u64::from(sums) << 32
+            let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>() as u32;
+            u64::from(scale.to_bits()) | u64::from(sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16)) << 32
         })
         .collect()
 }

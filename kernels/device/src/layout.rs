@@ -8,8 +8,10 @@ use kiln_engine::gguf::TensorType;
 
 /// Weights of a part.
 pub const PART: usize = 32;
-/// Columns that one warp takes at once in a batch; buffers of columns are padded to a multiple of it.
+/// Columns that one warp takes at once in a batch of float rows.
 pub const COLUMNS: usize = 8;
+/// Rows and columns of a tile on the tensor cores; buffers of columns are padded to a multiple of it.
+pub const TILE: usize = 32;
 /// Threads of a block in every launch, and what the entries' launch bounds say.
 pub const THREADS: usize = 256;
 
@@ -101,13 +103,13 @@ pub fn class_of(kind: TensorType) -> u32 {
     }
 }
 
-/// Scale of a part of activations, and the sums of its quants: of the first half (low 16 bits), of both (high 16 bits).
+/// Scale of a part of activations, and the sums of its halves: `low + (high << 16)`, wrapping.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
 pub struct PartMeta {
     /// The scale.
     pub scale: f32,
-    /// The sums, at most 16 * 127 and 32 * 127.
+    /// The two sums, each at most 16 * 127.
     pub sums: u32,
 }
 
@@ -124,12 +126,6 @@ pub struct Activations {
     pub quants: *mut i8,
     /// `columns * width / 32`.
     pub meta: *mut PartMeta,
-}
-
-/// [`PartMeta::sums`] of two halves.
-#[inline(always)]
-pub const fn pack_sums(first: i32, second: i32) -> u32 {
-    first as u32 & 0xffff | ((first + second) as u32) << 16
 }
 
 /// Where quant `i` of a column of `width` elements lies.

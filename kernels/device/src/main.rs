@@ -19,6 +19,7 @@ mod quantize_q8;
 mod rms_norm;
 mod row;
 mod rows;
+mod tiles;
 mod upload;
 
 use std::process::ExitCode;

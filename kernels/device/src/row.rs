@@ -42,7 +42,7 @@ pub struct Input {
 }
 
 /// A class of packing, at compile time.
-trait Class {
+pub trait Class {
     /// Bytes instead of nibbles.
     const BYTES: bool;
     /// 0: scale; 1: scale and minimum; 2: a factor and a minimum factor; 3: factors of halves; 4: both of both.
@@ -53,7 +53,8 @@ trait Class {
 
 macro_rules! classes {
     ($($name:ident $bytes:literal $meta:literal $bias:literal)*) => { $(
-        struct $name;
+        /// A class of [`crate::layout::class`].
+        pub struct $name;
         impl Class for $name {
             const BYTES: bool = $bytes;
             const META: u32 = $meta;
@@ -82,66 +83,29 @@ struct Loaded {
     scales: u32,
 }
 
-/// Where a row's arrays begin, from some part on.
-#[derive(Clone, Copy)]
-struct Cursor {
-    quants: *const Wide,
-    factors: *const u8,
-    scales: *const u8,
-}
-
-impl Cursor {
-    /// At part `index` of the matrix.
-    #[inline(always)]
-    unsafe fn at<C: Class>(m: &Matrix, index: usize) -> Cursor {
-        // SAFETY: the caller's part of the matrix.
-        unsafe {
-            Cursor {
-                quants: (m.quants as *const Wide).add(if C::BYTES { 2 * index } else { index }),
-                factors: m.factors.add(match C::META {
-                    2 | 3 => 2 * index,
-                    4 => 4 * index,
-                    _ => 0,
-                }),
-                scales: m.scales.add(match C::META {
-                    0 => 2 * index,
-                    1 => 4 * index,
-                    _ => index / 8 * 4,
-                }),
-            }
-        }
-    }
-
-    /// The part `by` parts on; where 8 parts share a scale, `by` is a multiple of 8.
-    #[inline(always)]
-    unsafe fn load<C: Class>(self, by: usize) -> Loaded {
-        // SAFETY: the caller's part of the matrix.
-        unsafe {
-            let (low, high) = if C::BYTES {
-                (*self.quants.add(2 * by), *self.quants.add(2 * by + 1))
-            } else {
-                let low = *self.quants.add(by);
-                (low, low)
-            };
-            let factors = match C::META {
-                2 | 3 => *(self.factors as *const u16).add(by) as u32,
-                4 => *(self.factors as *const u32).add(by),
-                _ => 0,
-            };
-            let scales = match C::META {
-                0 => *(self.scales as *const u16).add(by) as u32,
-                1 => *(self.scales as *const u32).add(by),
-                _ => *(self.scales as *const u32).add(by / 8),
-            };
-            Loaded { low, high, factors, scales }
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn load<C: Class>(m: &Matrix, index: usize) -> Loaded {
     // SAFETY: the caller's `index` is a part of the matrix.
-    unsafe { Cursor::at::<C>(m, index).load::<C>(0) }
+    unsafe {
+        let quants = m.quants as *const Wide;
+        let (low, high) = if C::BYTES {
+            (*quants.add(2 * index), *quants.add(2 * index + 1))
+        } else {
+            let low = *quants.add(index);
+            (low, low)
+        };
+        let factors = match C::META {
+            2 | 3 => *(m.factors as *const u16).add(index) as u32,
+            4 => *(m.factors as *const u32).add(index),
+            _ => 0,
+        };
+        let scales = match C::META {
+            0 => *(m.scales as *const u16).add(index) as u32,
+            1 => *(m.scales as *const u32).add(index),
+            _ => *(m.scales as *const u32).add(index / 8),
+        };
+        Loaded { low, high, factors, scales }
+    }
 }
 
 /// Four signed bytes times four.
@@ -156,10 +120,11 @@ fn byte(word: u32, index: u32) -> i32 {
     (word << (24 - 8 * index)) as i32 >> 24
 }
 
-/// The sum of a part's first half, and of both.
+/// The two sums of a part's halves.
 #[inline(always)]
 pub fn unpack_sums(sums: u32) -> (i32, i32) {
-    ((sums << 16) as i32 >> 16, sums as i32 >> 16)
+    let low = (sums << 16) as i32 >> 16;
+    (low, sums.wrapping_sub(low as u32) as i32 >> 16)
 }
 
 /// A part of activations as it was loaded.
@@ -202,33 +167,86 @@ fn step<C: Class>(w: Loaded, y: Given, p: f32) -> f32 {
             ),
         )
     };
-    let (first, both) = unpack_sums(meta.sums);
+    let (scale, min) = (a.f16_to_f32(w.scales as u16), a.f16_to_f32((w.scales >> 16) as u16));
+    accumulate::<C>(w.factors, scale, min, meta, dot0, dot1, p)
+}
+
+/// What a chain does with the exact products of a part's halves (in classes with one factor `dot0` may hold both).
+#[inline(always)]
+pub fn accumulate<C: Class>(
+    factors: u32,
+    scale: f32,
+    min: f32,
+    meta: PartMeta,
+    dot0: i32,
+    dot1: i32,
+    p: f32,
+) -> f32 {
+    let a = Device;
+    let (sum0, sum1) = unpack_sums(meta.sums);
     let integer = match C::META {
-        0 | 1 => dot0 + dot1 - C::BIAS * both,
-        2 => byte(w.factors, 0) * (dot0 + dot1),
-        _ => {
-            byte(w.factors, 0) * (dot0 - C::BIAS * first) + byte(w.factors, 1) * (dot1 - C::BIAS * (both - first))
-        }
+        0 | 1 => dot0 + dot1 - C::BIAS * (sum0 + sum1),
+        2 => byte(factors, 0) * (dot0 + dot1),
+        _ => byte(factors, 0) * (dot0 - C::BIAS * sum0) + byte(factors, 1) * (dot1 - C::BIAS * sum1),
     };
-    let scale = a.f16_to_f32(w.scales as u16);
     let p = a.fma(a.mul(scale, meta.scale), a.i32_to_f32(integer), p);
     if C::META == 0 || C::META == 3 {
         return p;
     }
     let integer = match C::META {
-        1 => both,
-        2 => byte(w.factors, 1) * both,
-        _ => byte(w.factors, 2) * first + byte(w.factors, 3) * (both - first),
+        1 => sum0 + sum1,
+        2 => byte(factors, 1) * (sum0 + sum1),
+        _ => byte(factors, 2) * sum0 + byte(factors, 3) * sum1,
     };
-    let min = a.f16_to_f32((w.scales >> 16) as u16);
     a.fma(a.mul(min, meta.scale), a.i32_to_f32(integer), p)
 }
 
-/// The chains of thread `t` of a row, of `COLS` columns.
+/// A thread's share of a part for the tensor cores: words `t` of both halves, and what goes with the part.
+#[derive(Clone, Copy)]
+pub struct Fragment {
+    /// Quants 4 t to 4 t + 3.
+    pub low: u32,
+    /// Quants 16 + 4 t to 16 + 4 t + 3.
+    pub high: u32,
+    /// Integer factors.
+    pub factors: u32,
+    /// The scale.
+    pub scale: f32,
+    /// The minimum.
+    pub min: f32,
+}
+
+/// Loads a [`Fragment`].
 ///
-/// The loop is short on purpose: instructions have to be brought near too, and many warps hide latency better than much
-/// unrolled code. The next part is loaded before the step of this one. The chain of a step is the first of the array,
-/// which then turns: [`fold`] does not mind where it ends, since additions commute.
+/// # Safety
+/// `index` is a part of the matrix, `t < 4`.
+#[inline(always)]
+pub unsafe fn fragment<C: Class>(m: &Matrix, index: usize, t: usize) -> Fragment {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let words = m.quants as *const u32;
+        let (low, high) = if C::BYTES {
+            (*words.add(8 * index + t), *words.add(8 * index + 4 + t))
+        } else {
+            let word = *words.add(4 * index + t);
+            (word & 0x0f0f_0f0f, word >> 4 & 0x0f0f_0f0f)
+        };
+        let factors = match C::META {
+            2 | 3 => *(m.factors as *const u16).add(index) as u32,
+            4 => *(m.factors as *const u32).add(index),
+            _ => 0,
+        };
+        let scales = match C::META {
+            0 => *(m.scales as *const u16).add(index) as u32,
+            1 => *(m.scales as *const u32).add(index),
+            _ => *(m.scales as *const u32).add(index / 8),
+        };
+        let (scale, min) = (Device.f16_to_f32(scales as u16), Device.f16_to_f32((scales >> 16) as u16));
+        Fragment { low, high, factors, scale, min }
+    }
+}
+
+/// The chains of thread `t` of a row, of `COLS` columns.
 #[inline(always)]
 unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
     m: &Matrix,
@@ -238,22 +256,38 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
 ) -> [[f32; 4]; COLS] {
     let parts = m.columns as usize / PART;
     let start = row * parts;
+    let last = parts - 1;
     let mut acc = [[0f32; 4]; COLS];
     let mut part = t;
-    // SAFETY: clamped to the row; columns are padded to COLS.
-    unsafe {
-        let mut now = load::<C>(m, start + smaller(part, parts - 1));
-        while part < parts {
-            let next = load::<C>(m, start + smaller(part + SPAN, parts - 1));
+    while part < parts {
+        // Four parts in flight. Beyond the end the last one is taken and the result not used: a branch would let the
+        // compiler move each load behind the step before it.
+        // SAFETY: clamped to the row; columns are padded to COLS.
+        unsafe {
+            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
+            let w0 = load::<C>(m, start + p0);
+            let w1 = load::<C>(m, start + c1);
+            let w2 = load::<C>(m, start + c2);
+            let w3 = load::<C>(m, start + c3);
+            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
             let mut c = 0;
             while c < COLS {
-                let y = given(x.quants.add(c * x.width), x.meta.add(c * parts), parts, part);
-                acc[c] = turned::<SPAN>(acc[c], step::<C>(now, y, acc[c][0]));
+                let quants = x.quants.add(c * x.width);
+                let meta = x.meta.add(c * parts);
+                let mut own = acc[c];
+                own[0] = step::<C>(w0, given(quants, meta, parts, p0), own[0]);
+                let new = step::<C>(w1, given(quants, meta, parts, c1), own[k1]);
+                own[k1] = if p1 < parts { new } else { own[k1] };
+                let new = step::<C>(w2, given(quants, meta, parts, c2), own[k2]);
+                own[k2] = if p2 < parts { new } else { own[k2] };
+                let new = step::<C>(w3, given(quants, meta, parts, c3), own[k3]);
+                own[k3] = if p3 < parts { new } else { own[k3] };
+                acc[c] = own;
                 c += 1;
             }
-            now = next;
-            part += SPAN;
         }
+        part += 4 * SPAN;
     }
     acc
 }
@@ -268,34 +302,42 @@ unsafe fn pair_chains<C: Class, const SPAN: usize>(
 ) -> [[f32; 4]; 2] {
     let parts = m[0].columns as usize / PART;
     let (start_a, start_b) = (row[0] * parts, row[1] * parts);
+    let last = parts - 1;
     let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
     let mut part = t;
-    // SAFETY: clamped to the rows.
-    unsafe {
-        let first = smaller(part, parts - 1);
-        let (mut now_a, mut now_b) = (load::<C>(m[0], start_a + first), load::<C>(m[1], start_b + first));
-        while part < parts {
-            let next = smaller(part + SPAN, parts - 1);
-            let (next_a, next_b) = (load::<C>(m[0], start_a + next), load::<C>(m[1], start_b + next));
-            let y = given(x.quants, x.meta, parts, part);
-            a = turned::<SPAN>(a, step::<C>(now_a, y, a[0]));
-            b = turned::<SPAN>(b, step::<C>(now_b, y, b[0]));
-            now_a = next_a;
-            now_b = next_b;
-            part += SPAN;
+    while part < parts {
+        // SAFETY: clamped to the rows.
+        unsafe {
+            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
+            let a0 = load::<C>(m[0], start_a + p0);
+            let b0 = load::<C>(m[1], start_b + p0);
+            let a1 = load::<C>(m[0], start_a + c1);
+            let b1 = load::<C>(m[1], start_b + c1);
+            let a2 = load::<C>(m[0], start_a + c2);
+            let b2 = load::<C>(m[1], start_b + c2);
+            let a3 = load::<C>(m[0], start_a + c3);
+            let b3 = load::<C>(m[1], start_b + c3);
+            let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
+            let y = given(x.quants, x.meta, parts, p0);
+            a[0] = step::<C>(a0, y, a[0]);
+            b[0] = step::<C>(b0, y, b[0]);
+            let y = given(x.quants, x.meta, parts, c1);
+            let (new_a, new_b) = (step::<C>(a1, y, a[k1]), step::<C>(b1, y, b[k1]));
+            a[k1] = if p1 < parts { new_a } else { a[k1] };
+            b[k1] = if p1 < parts { new_b } else { b[k1] };
+            let y = given(x.quants, x.meta, parts, c2);
+            let (new_a, new_b) = (step::<C>(a2, y, a[k2]), step::<C>(b2, y, b[k2]));
+            a[k2] = if p2 < parts { new_a } else { a[k2] };
+            b[k2] = if p2 < parts { new_b } else { b[k2] };
+            let y = given(x.quants, x.meta, parts, c3);
+            let (new_a, new_b) = (step::<C>(a3, y, a[k3]), step::<C>(b3, y, b[k3]));
+            a[k3] = if p3 < parts { new_a } else { a[k3] };
+            b[k3] = if p3 < parts { new_b } else { b[k3] };
         }
+        part += 4 * SPAN;
     }
     [a, b]
-}
-
-/// The chains after a step of the first one: the next one comes to the front.
-#[inline(always)]
-fn turned<const SPAN: usize>(chains: [f32; 4], stepped: f32) -> [f32; 4] {
-    match SPAN {
-        32 => [stepped, 0.0, 0.0, 0.0],
-        16 => [chains[1], stepped, 0.0, 0.0],
-        _ => [chains[1], chains[2], chains[3], stepped],
-    }
 }
 
 #[inline(always)]
@@ -428,18 +470,11 @@ pub unsafe fn products<const SPAN: usize, const COLS: usize>(
 #[inline(always)]
 pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize, x: Input) -> [f32; 2] {
     if m[0].class != m[1].class || m[0].class >= class::F32 {
-        // One after the other, through one copy of the code.
-        let mut out = [0f32; 2];
-        let mut second = false;
-        loop {
-            let (matrix, at) = if second { (m[1], row[1]) } else { (m[0], row[0]) };
-            // SAFETY: the caller's promise.
-            let [value] = unsafe { products::<SPAN, 1>(matrix, at, t, x) };
-            if second {
-                return [out[0], value];
-            }
-            out[0] = value;
-            second = true;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [a] = products::<SPAN, 1>(m[0], row[0], t, x);
+            let [b] = products::<SPAN, 1>(m[1], row[1], t, x);
+            return [a, b];
         }
     }
     // SAFETY: the caller's promise.
@@ -459,7 +494,7 @@ pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize
     [fold::<SPAN>(a), fold::<SPAN>(b)]
 }
 
-/// Asks for the quants of a row to be brought near, before they are needed.
+/// Asks for the first parts of a row to be brought near, before anything that it waits for is ready.
 ///
 /// # Safety
 /// `row` is a row of `m`.
@@ -476,7 +511,7 @@ pub unsafe fn prefetch<const SPAN: usize>(m: &Matrix, row: usize, t: usize) {
     let row_bytes = parts * bytes;
     // A line of 128 bytes each.
     let mut at = t * 128;
-    while at < row_bytes {
+    while at < row_bytes && at < SPAN * 4 * bytes {
         // SAFETY: inside the row; a prefetch writes no register.
         unsafe {
             let address = m.quants.add(row * row_bytes + at);

@@ -37,6 +37,11 @@ pub struct Packed {
     pub scales: Vec<u8>,
 }
 
+/// Whether a type has parts.
+pub fn is_quantised(kind: TensorType) -> bool {
+    Shape::of(kind).is_some()
+}
+
 /// Bytes that a tensor takes on the card.
 pub fn packed_bytes(tensor: &Tensor) -> u64 {
     let Some(shape) = Shape::of(tensor.kind) else { return tensor.byte_len() as u64 };
