@@ -32,7 +32,7 @@ pub mod entries {
             }
             *args.out.values.add(at) = value;
             if width % PART == 0 {
-                write_part(args.out, column, width, i, value, thread_index() % 32);
+                write_part(args.out, args.tiled != 0, column, width, i, value, thread_index() % 32);
             }
         }
     }

@@ -257,7 +257,7 @@ unsafe fn attend(args: &HeadsArgs, shared: *mut f32, head: usize, column: usize)
             let value = canonical(a.mul(sum, inverse));
             *args.out.values.add(at + d) = value;
             if width % PART == 0 {
-                write_part(args.out, column, heads * width, head * width + d, value, lane);
+                write_part(args.out, args.tiled != 0, column, heads * width, head * width + d, value, lane);
             }
             d += THREADS;
         }

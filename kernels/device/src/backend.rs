@@ -235,6 +235,8 @@ pub struct Cuda {
     ready: DeviceBuffer<u32>,
     /// Take the entries of batches for single columns too: for comparisons.
     unfused: bool,
+    /// All matrices are quantised.
+    tiled: bool,
     /// A planted defect.
     stale: bool,
     /// Launch one by one, without the graph: for comparisons.
@@ -293,6 +295,12 @@ impl Cuda {
             Ok(DeviceBuffer::from_host(stream, table.as_flattened())?)
         };
         let local_angles = if config.local_rope.is_some() { angles(false)? } else { gpu.zeros(1)? };
+        let matrices = model
+            .layers
+            .iter()
+            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
+            .chain([&model.head]);
+        let tiled = matrices.map(|tensor| tensor.kind).all(upload::is_quantised);
         let cache = config.layers * sizes.keys * options.context;
         let vocabulary = model.vocabulary();
         Ok(Cuda {
@@ -324,6 +332,7 @@ impl Cuda {
             ready: gpu.zeros(sizes.inner.div_ceil(PART))?,
             unfused: false,
             stale: false,
+            tiled,
             eager: false,
             options: *options,
             sizes,
@@ -469,6 +478,8 @@ impl Cuda {
             out: self.normed.whole(),
             width: width as u32,
             epsilon: self.model.config.epsilon,
+            tiled: self.is_tiled(count),
+            reserved: 0,
         };
         // SAFETY: a block a column, and the buffers hold `first + count` columns.
         unsafe { self.gpu.launch(&self.entries.norm, (count, 1), THREADS, 0, &args) }
@@ -506,6 +517,8 @@ impl Cuda {
             epsilon: config.epsilon,
             scale: config.attention_scale,
             fused: u32::from(self.is_fused(count)),
+            tiled: self.is_tiled(count),
+            reserved: 0,
         };
         let shared = attend::shared_bytes(config.head_width, self.options.context);
         // SAFETY: the grids are what the modules say.
@@ -600,6 +613,11 @@ impl Cuda {
         unsafe { self.gpu.launch(entry, (needed.min(*resident), 1), fused::TEAM, shared, &args) }
     }
 
+    /// Whether a batch is multiplied on the tensor cores, as the entries take it.
+    fn is_tiled(&self, count: usize) -> u32 {
+        u32::from(count > 1 && self.tiled)
+    }
+
     /// Whether a batch takes the entries that do several operations at once.
     fn is_fused(&self, count: usize) -> bool {
         count == 1 && !self.unfused
@@ -644,6 +662,8 @@ impl Cuda {
             out: self.made.whole(),
             width: width as u32,
             activation: self.activation(),
+            tiled: self.is_tiled(count),
+            reserved: 0,
         };
         let grid = (width.div_ceil(THREADS), count);
         // SAFETY: the grid covers the columns, and the buffers hold them.
@@ -667,8 +687,7 @@ impl Cuda {
             // SAFETY: the grid covers the pairs of rows.
             return unsafe { self.gpu.launch(&self.entries.pairs, grid, THREADS, 0, &args) };
         }
-        let quantised = [args.first, args.second, args.third].iter().all(|m| m.rows == 0 || m.class < class::F32);
-        if count > 1 && quantised {
+        if self.is_tiled(count) != 0 {
             let tiles = each.into_iter().map(tiles::tiles).sum::<usize>() * count.div_ceil(TILE);
             // SAFETY: the grid covers the tiles of rows and columns; columns are padded.
             return unsafe {

@@ -4,7 +4,7 @@ use cuda_device::{ptx_asm, thread, warp};
 use kiln_kernels::{Arith, LANES, NAN, canonical, math};
 
 use crate::arith::Device;
-use crate::layout::{Activations, PART, PartMeta, place};
+use crate::layout::{Activations, PART, PartMeta, meta_place, quant_place};
 
 /// Lets the next launch begin, and waits until the ones before it are done and what they wrote can be seen.
 ///
@@ -87,13 +87,21 @@ pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
 /// # Safety
 /// The column is one of `out`.
 #[inline(always)]
-pub unsafe fn write_part(out: Activations, column: usize, width: usize, i: usize, value: f32, lane: usize) {
+pub unsafe fn write_part(
+    out: Activations,
+    tiled: bool,
+    column: usize,
+    width: usize,
+    i: usize,
+    value: f32,
+    lane: usize,
+) {
     let (quant, meta) = quantise(value, lane);
     // SAFETY: the caller's promise; each lane has its own byte.
     unsafe {
-        *out.quants.add(column * width + place(i, width)) = quant;
+        *out.quants.add(quant_place(tiled, column, i, width)) = quant;
         if lane == 0 {
-            *out.meta.add((column * width + i) / PART) = meta;
+            *out.meta.add(meta_place(tiled, column, i / PART, width / PART)) = meta;
         }
     }
 }

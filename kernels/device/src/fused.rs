@@ -214,34 +214,53 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
             row::prefetch::<SPAN>(&args.second, row, t);
         }
         let x = prepared(args, shared);
+        let first = row;
         while row < rows {
             let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
                 *args.x.values.add(row) = gated(args.activation, gate, up);
             }
-            if !args.third_out.is_null() {
-                // The warp that completes a part quantises it.
-                let part = row / PART;
-                let counter = (args.third_out as *mut u32).add(part);
-                thread_fence();
-                warp::sync_mask(u32::MAX);
-                let mut before = 0;
-                if lane == 0 {
-                    before = count_up(counter, (32 / SPAN) as u32);
-                }
-                before = warp::shuffle(before, 0);
-                if before as usize + 32 / SPAN == PART {
-                    thread_fence();
-                    let value = read_through(args.x.values.add(part * PART + lane));
-                    write_part(args.x, 0, rows, part * PART + lane, value, lane);
-                    if lane == 0 {
-                        *counter = 0;
-                    }
-                }
-            }
             row += stride;
         }
+        if args.third_out.is_null() {
+            return;
+        }
+        // The warp that completes a part quantises it. Lane `k` counts what the warp did in its k-th round.
+        thread_fence();
+        warp::sync_mask(u32::MAX);
+        let lead = first - t_row::<SPAN>(first);
+        let mut round = lane;
+        let mut more = true;
+        while more {
+            let mine = lead + round * stride;
+            let counts = mine < rows;
+            let part = mine / PART;
+            let mut complete = false;
+            if counts {
+                let by = (32 / SPAN) as u32;
+                complete = count_up((args.third_out as *mut u32).add(part), by) + by == PART as u32;
+            }
+            let mut waiting = warp::ballot(complete);
+            while waiting != 0 {
+                let part = warp::shuffle(part as u32, waiting.trailing_zeros()) as usize;
+                thread_fence();
+                let value = read_through(args.x.values.add(part * PART + lane));
+                write_part(args.x, false, 0, rows, part * PART + lane, value, lane);
+                if lane == 0 {
+                    *(args.third_out as *mut u32).add(part) = 0;
+                }
+                waiting &= waiting - 1;
+            }
+            more = warp::any(counts);
+            round += 32;
+        }
     }
+}
+
+/// How far a row is from the first one of its warp.
+#[inline(always)]
+fn t_row<const SPAN: usize>(row: usize) -> usize {
+    row % (32 / SPAN)
 }
 
 #[inline(always)]

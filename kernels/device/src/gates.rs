@@ -21,7 +21,7 @@ use crate::backend::Cuda;
 use crate::gpu::{Gpu, Result};
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, THREADS, TILE, mode, place,
+    RowsArgs, THREADS, TILE, meta_place, mode, place, quant_place,
 };
 use crate::upload::{self, Description};
 use crate::{attend, rows, tiles};
@@ -266,6 +266,21 @@ impl Columns {
         Ok(Columns { values, quants, scales, on_card })
     }
 
+    /// The same columns as the tensor cores take them.
+    fn tiled(mut self, gpu: &Gpu, width: usize) -> Result<Columns> {
+        let (parts, meta) = (width / PART, meta_of(&self.quants, &self.scales));
+        let (mut quants, mut metas) = (self.quants.clone(), meta.clone());
+        for (at, quant) in self.quants.iter().enumerate() {
+            quants[quant_place(true, at / width, at % width, width)] = *quant;
+        }
+        for (at, meta) in meta.iter().enumerate() {
+            metas[meta_place(true, at / parts, at % parts, parts)] = *meta;
+        }
+        self.on_card.1 = DeviceBuffer::from_host(&gpu.stream, &quants)?;
+        self.on_card.2 = DeviceBuffer::from_host(&gpu.stream, &metas)?;
+        Ok(self)
+    }
+
     fn on_card(&self) -> Activations {
         Activations {
             values: self.on_card.0.cu_deviceptr() as *mut f32,
@@ -350,7 +365,7 @@ fn kquant(context: &Context) -> Result<Tally> {
                 .collect();
             if upload::is_quantised(kind) {
                 // The same columns four times over, so that a whole tile is there; some are left out of it.
-                let wide = Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?;
+                let wide = Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(&gpu, columns)?;
                 for m in [2, COLUMNS, TILE - 1, TILE] {
                     let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
                     let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
@@ -466,6 +481,8 @@ fn norms(gpu: &Gpu, rng: &mut Rng, ulp: u32, tally: &mut Tally) -> Result<()> {
                 out: out.on_card(),
                 width: width as u32,
                 epsilon: f32::from_bits(epsilon.to_bits() + ulp),
+                tiled: 0,
+                reserved: 0,
             };
             // SAFETY: the buffers are as long as the module says.
             unsafe { gpu.launch(&norm, (columns, 1), THREADS, 0, &args)? };
@@ -523,6 +540,8 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                     out: out.on_card(),
                     width: width as u32,
                     activation,
+                    tiled: 0,
+                    reserved: 0,
                 };
                 // SAFETY: the buffers are as long as the module says.
                 unsafe { gpu.launch(&entry, (width.div_ceil(THREADS), columns), THREADS, 0, &args)? };
@@ -652,6 +671,8 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 epsilon: 1e-6,
                 scale: 0.125,
                 fused: u32::from(columns == 1),
+                tiled: 0,
+                reserved: 0,
             };
             let shared = attend::shared_bytes(width, context);
             // SAFETY: the grids and buffers are what the modules say.

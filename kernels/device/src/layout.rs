@@ -128,10 +128,30 @@ pub struct Activations {
     pub meta: *mut PartMeta,
 }
 
-/// Where quant `i` of a column of `width` elements lies.
+/// Where quant `i` of a column of `width` elements lies in that column.
 #[inline(always)]
 pub const fn place(i: usize, width: usize) -> usize {
     (i % PART / 16) * (width / 2) + i / PART * 16 + i % 16
+}
+
+/// Where quant `i` of column `column` lies among all columns of `width` elements.
+///
+/// For the tensor cores (`tiled`) 8 columns of a part lie together, in the order in which a warp's lanes take them: lane
+/// `4 g + t` has quants 4 t to 4 t + 3 of both halves of column `g`.
+#[inline(always)]
+pub const fn quant_place(tiled: bool, column: usize, i: usize, width: usize) -> usize {
+    if tiled {
+        let lane = column % 8 * 4 + i % 16 / 4;
+        ((column / 8 * (width / PART) + i / PART) * 32 + lane) * 8 + i % PART / 16 * 4 + i % 4
+    } else {
+        column * width + place(i, width)
+    }
+}
+
+/// Where a part's [`PartMeta`] lies among those of all columns of `parts` parts.
+#[inline(always)]
+pub const fn meta_place(tiled: bool, column: usize, part: usize, parts: usize) -> usize {
+    if tiled { (column / 8 * parts + part) * 8 + column % 8 } else { column * parts + part }
 }
 
 /// Arguments of the norm entry.
@@ -148,6 +168,10 @@ pub struct NormArgs {
     pub width: u32,
     /// Added to the mean square.
     pub epsilon: f32,
+    /// The result is for the tensor cores: see [`quant_place`].
+    pub tiled: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// What a row product is for.
@@ -250,6 +274,10 @@ pub struct HeadsArgs {
     pub scale: f32,
     /// Attention readies its heads itself (one column).
     pub fused: u32,
+    /// The result is for the tensor cores: see [`quant_place`].
+    pub tiled: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Arguments of the entry that turns floats into activations.
@@ -266,6 +294,10 @@ pub struct ActivateArgs {
     pub width: u32,
     /// 0: silu, 1: gelu.
     pub activation: u32,
+    /// The result is for the tensor cores: see [`quant_place`].
+    pub tiled: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Arguments of the embedding entry.

@@ -40,7 +40,7 @@ pub mod entries {
             while i < width {
                 let value = normalised(*x.add(i), scale, *args.weight.add(i));
                 *args.out.values.add(column * width + i) = value;
-                write_part(args.out, column, width, i, value, lane);
+                write_part(args.out, args.tiled != 0, column, width, i, value, lane);
                 i += THREADS;
             }
         }

@@ -254,40 +254,40 @@ unsafe fn chains<C: Class, const SPAN: usize, const COLS: usize>(
     t: usize,
     x: Input,
 ) -> [[f32; 4]; COLS] {
-    let parts = m.columns as usize / PART;
-    let start = row * parts;
-    let last = parts - 1;
+    let parts = m.columns / PART as u32;
+    let start = row * parts as usize;
+    let (last, span) = (parts - 1, SPAN as u32);
     let mut acc = [[0f32; 4]; COLS];
-    let mut part = t;
+    let mut part = t as u32;
     while part < parts {
         // Four parts in flight. Beyond the end the last one is taken and the result not used: a branch would let the
         // compiler move each load behind the step before it.
         // SAFETY: clamped to the row; columns are padded to COLS.
         unsafe {
-            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (p0, p1, p2, p3) = (part, part + span, part + 2 * span, part + 3 * span);
             let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
-            let w0 = load::<C>(m, start + p0);
-            let w1 = load::<C>(m, start + c1);
-            let w2 = load::<C>(m, start + c2);
-            let w3 = load::<C>(m, start + c3);
+            let w0 = load::<C>(m, start + p0 as usize);
+            let w1 = load::<C>(m, start + c1 as usize);
+            let w2 = load::<C>(m, start + c2 as usize);
+            let w3 = load::<C>(m, start + c3 as usize);
             let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
             let mut c = 0;
             while c < COLS {
                 let quants = x.quants.add(c * x.width);
-                let meta = x.meta.add(c * parts);
+                let meta = x.meta.add(c * parts as usize);
                 let mut own = acc[c];
-                own[0] = step::<C>(w0, given(quants, meta, parts, p0), own[0]);
-                let new = step::<C>(w1, given(quants, meta, parts, c1), own[k1]);
+                own[0] = step::<C>(w0, given(quants, meta, parts as usize, p0 as usize), own[0]);
+                let new = step::<C>(w1, given(quants, meta, parts as usize, c1 as usize), own[k1]);
                 own[k1] = if p1 < parts { new } else { own[k1] };
-                let new = step::<C>(w2, given(quants, meta, parts, c2), own[k2]);
+                let new = step::<C>(w2, given(quants, meta, parts as usize, c2 as usize), own[k2]);
                 own[k2] = if p2 < parts { new } else { own[k2] };
-                let new = step::<C>(w3, given(quants, meta, parts, c3), own[k3]);
+                let new = step::<C>(w3, given(quants, meta, parts as usize, c3 as usize), own[k3]);
                 own[k3] = if p3 < parts { new } else { own[k3] };
                 acc[c] = own;
                 c += 1;
             }
         }
-        part += 4 * SPAN;
+        part += 4 * span;
     }
     acc
 }
@@ -300,48 +300,48 @@ unsafe fn pair_chains<C: Class, const SPAN: usize>(
     t: usize,
     x: Input,
 ) -> [[f32; 4]; 2] {
-    let parts = m[0].columns as usize / PART;
-    let (start_a, start_b) = (row[0] * parts, row[1] * parts);
-    let last = parts - 1;
+    let parts = m[0].columns / PART as u32;
+    let (start_a, start_b) = (row[0] * parts as usize, row[1] * parts as usize);
+    let (last, span) = (parts - 1, SPAN as u32);
     let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
-    let mut part = t;
+    let mut part = t as u32;
     while part < parts {
         // SAFETY: clamped to the rows.
         unsafe {
-            let (p0, p1, p2, p3) = (part, part + SPAN, part + 2 * SPAN, part + 3 * SPAN);
+            let (p0, p1, p2, p3) = (part, part + span, part + 2 * span, part + 3 * span);
             let (c1, c2, c3) = (smaller(p1, last), smaller(p2, last), smaller(p3, last));
-            let a0 = load::<C>(m[0], start_a + p0);
-            let b0 = load::<C>(m[1], start_b + p0);
-            let a1 = load::<C>(m[0], start_a + c1);
-            let b1 = load::<C>(m[1], start_b + c1);
-            let a2 = load::<C>(m[0], start_a + c2);
-            let b2 = load::<C>(m[1], start_b + c2);
-            let a3 = load::<C>(m[0], start_a + c3);
-            let b3 = load::<C>(m[1], start_b + c3);
+            let a0 = load::<C>(m[0], start_a + p0 as usize);
+            let b0 = load::<C>(m[1], start_b + p0 as usize);
+            let a1 = load::<C>(m[0], start_a + c1 as usize);
+            let b1 = load::<C>(m[1], start_b + c1 as usize);
+            let a2 = load::<C>(m[0], start_a + c2 as usize);
+            let b2 = load::<C>(m[1], start_b + c2 as usize);
+            let a3 = load::<C>(m[0], start_a + c3 as usize);
+            let b3 = load::<C>(m[1], start_b + c3 as usize);
             let (k1, k2, k3) = (1 % (32 / SPAN), 2 % (32 / SPAN), 3 % (32 / SPAN));
-            let y = given(x.quants, x.meta, parts, p0);
+            let y = given(x.quants, x.meta, parts as usize, p0 as usize);
             a[0] = step::<C>(a0, y, a[0]);
             b[0] = step::<C>(b0, y, b[0]);
-            let y = given(x.quants, x.meta, parts, c1);
+            let y = given(x.quants, x.meta, parts as usize, c1 as usize);
             let (new_a, new_b) = (step::<C>(a1, y, a[k1]), step::<C>(b1, y, b[k1]));
             a[k1] = if p1 < parts { new_a } else { a[k1] };
             b[k1] = if p1 < parts { new_b } else { b[k1] };
-            let y = given(x.quants, x.meta, parts, c2);
+            let y = given(x.quants, x.meta, parts as usize, c2 as usize);
             let (new_a, new_b) = (step::<C>(a2, y, a[k2]), step::<C>(b2, y, b[k2]));
             a[k2] = if p2 < parts { new_a } else { a[k2] };
             b[k2] = if p2 < parts { new_b } else { b[k2] };
-            let y = given(x.quants, x.meta, parts, c3);
+            let y = given(x.quants, x.meta, parts as usize, c3 as usize);
             let (new_a, new_b) = (step::<C>(a3, y, a[k3]), step::<C>(b3, y, b[k3]));
             a[k3] = if p3 < parts { new_a } else { a[k3] };
             b[k3] = if p3 < parts { new_b } else { b[k3] };
         }
-        part += 4 * SPAN;
+        part += 4 * span;
     }
     [a, b]
 }
 
 #[inline(always)]
-fn smaller(a: usize, b: usize) -> usize {
+fn smaller(a: u32, b: u32) -> u32 {
     if a < b { a } else { b }
 }
 

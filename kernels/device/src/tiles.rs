@@ -13,8 +13,8 @@ use kiln_kernels::{Arith, canonical};
 
 use crate::arith::Device;
 use crate::block::{begin, thread_index};
-use crate::layout::{Matrix, PART, RowsArgs, TILE, class};
-use crate::row::{self, Class};
+use crate::layout::{Matrix, PART, PartMeta, RowsArgs, TILE, class};
+use crate::row::{self, Class, Wide};
 use crate::rows::finish;
 
 /// Threads of a block.
@@ -87,6 +87,14 @@ pub mod entries {
     }
 }
 
+/// A lane's quants of a part.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Pair {
+    x: u32,
+    y: u32,
+}
+
 /// Four results of a thread: rows g and g + 8, two columns each.
 type Four = [f32; 4];
 
@@ -148,16 +156,16 @@ unsafe fn step<C: Class>(
     [g, t]: [usize; 2],
     chains: [Four; 4],
 ) -> [Four; 4] {
-    let width = m.columns as usize;
-    let parts = width / PART;
+    let parts = m.columns as usize / PART;
     // SAFETY: the caller's rows, columns and part.
     unsafe {
         let (a, b) = (row::fragment::<C>(m, rows[0] * parts + part, t), row::fragment::<C>(m, rows[1] * parts + part, t));
         let mut out = chains;
         let mut n = 0;
         while n < 4 {
-            let y = args.x.quants.add((column + 8 * n + g) * width + part * 16 + 4 * t);
-            let y = [*(y as *const u32), *(y.add(width / 2) as *const u32)];
+            let at = (column / 8 + n) * parts + part;
+            let Pair { x, y } = *(args.x.quants as *const Pair).add(at * 32 + 4 * g + t);
+            let y = [x, y];
             let (low, high) = if C::META == 3 || C::META == 4 {
                 (
                     mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, 0, 0], y),
@@ -166,8 +174,9 @@ unsafe fn step<C: Class>(
             } else {
                 (mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, a.high, b.high], y), [0; 4])
             };
-            let meta = args.x.meta.add((column + 8 * n + 2 * t) * parts + part);
-            let (left, right) = (*meta, *meta.add(parts));
+            let [scale0, sums0, scale1, sums1] = (*(args.x.meta as *const Wide).add(at * 4 + t)).words();
+            let left = PartMeta { scale: f32::from_bits(scale0), sums: sums0 };
+            let right = PartMeta { scale: f32::from_bits(scale1), sums: sums1 };
             let p = out[n];
             out[n] = [
                 row::accumulate::<C>(a.factors, a.scale, a.min, left, low[0], high[0], p[0]),
