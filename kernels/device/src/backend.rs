@@ -11,8 +11,8 @@ use kiln_engine::model::{Activation, Model, Pairing};
 
 use crate::gpu::{Gpu, Graph, Result};
 use crate::layout::{
-    ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
+    ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta,
+    PostArgs, RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
 };
 use crate::upload::{self, Uploaded};
 use crate::{attend, fused, rows, tiles};
@@ -254,7 +254,9 @@ impl Cuda {
         }
         let config = &model.config;
         if !config.head_width.is_multiple_of(8) {
-            return Err(format!("heads of {} elements: a card takes multiples of 8", config.head_width).into());
+            return Err(
+                format!("heads of {} elements: a card takes multiples of 8", config.head_width).into()
+            );
         }
         let gpu = Gpu::open(index)?;
         let need = MemoryNeed::of(&model, options);
@@ -470,7 +472,13 @@ impl Cuda {
         unsafe { self.gpu.launch(&self.entries.embed, (count, 1), THREADS, 0, &args) }
     }
 
-    fn norm(&self, x: &DeviceBuffer<f32>, first: usize, weight: &DeviceBuffer<f32>, count: usize) -> Result<()> {
+    fn norm(
+        &self,
+        x: &DeviceBuffer<f32>,
+        first: usize,
+        weight: &DeviceBuffer<f32>,
+        count: usize,
+    ) -> Result<()> {
         let width = self.sizes.width;
         let args = NormArgs {
             x: (x.cu_deviceptr() + (4 * first * width) as u64) as *const f32,
@@ -541,7 +549,13 @@ impl Cuda {
         let stage = STAGE_EMBEDDING + 2 + 2 * index as u32;
         if self.is_fused(count) && self.sizes.inner.is_multiple_of(PART) {
             self.gated_rows(layer)?;
-            return self.add(&layer.down, &layer.post_feed_forward_norm, stage, count, is_small(self.sizes.inner));
+            return self.add(
+                &layer.down,
+                &layer.post_feed_forward_norm,
+                stage,
+                count,
+                is_small(self.sizes.inner),
+            );
         }
         let matrices = [(&layer.gate, &self.gate), (&layer.up, &self.up)];
         self.normed_rows(&matrices, &layer.feed_forward_norm, count, 0, mode::STORE, 0)?;
@@ -554,12 +568,24 @@ impl Cuda {
     fn output(&self, count: usize, first: usize) -> Result<()> {
         let wanted = count - first;
         let stage = STAGE_EMBEDDING + 1 + 2 * self.layers.len() as u32;
-        self.normed_rows(&[(&self.head, &self.logits)], &self.output_norm, wanted, first, mode::CHECK, stage)?;
+        self.normed_rows(
+            &[(&self.head, &self.logits)],
+            &self.output_norm,
+            wanted,
+            first,
+            mode::CHECK,
+            stage,
+        )?;
         let bytes = 4 * wanted * self.model.vocabulary();
         let target = self.host_logits.as_ptr().cast_mut();
         // SAFETY: the buffers hold the wanted columns, and live until the caller waits.
         unsafe {
-            memory::memcpy_dtoh_async(target, self.logits.cu_deviceptr(), bytes, self.gpu.stream.cu_stream())?;
+            memory::memcpy_dtoh_async(
+                target,
+                self.logits.cu_deviceptr(),
+                bytes,
+                self.gpu.stream.cu_stream(),
+            )?;
         }
         Ok(())
     }
@@ -632,7 +658,8 @@ impl Cuda {
         count: usize,
         raw: bool,
     ) -> Result<()> {
-        let (out, mode) = if norm.is_some() { (&self.added, mode::STORE) } else { (&self.residual, mode::ADD) };
+        let (out, mode) =
+            if norm.is_some() { (&self.added, mode::STORE) } else { (&self.residual, mode::ADD) };
         let matrices = [(matrix, out)];
         if raw {
             let args = self.row_args(&matrices, &self.made, count, mode, stage, 0);
@@ -710,7 +737,8 @@ impl Cuda {
         first_column: usize,
     ) -> RowsArgs {
         let matrix = |i: usize| matrices.get(i).map_or(Matrix::NONE, |(m, _)| m.matrix);
-        let out = |i: usize| matrices.get(i).map_or(std::ptr::null_mut(), |(_, o)| o.cu_deviceptr() as *mut f32);
+        let out =
+            |i: usize| matrices.get(i).map_or(std::ptr::null_mut(), |(_, o)| o.cu_deviceptr() as *mut f32);
         RowsArgs {
             first: matrix(0),
             second: matrix(1),

@@ -20,8 +20,8 @@ use kiln_kernels::{Arith, Host, HostLanes, Q8Activations, canonical, math, quant
 use crate::backend::Cuda;
 use crate::gpu::{Gpu, Result};
 use crate::layout::{
-    ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta, PostArgs,
-    RowsArgs, THREADS, TILE, meta_place, mode, place, quant_place,
+    ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta,
+    PostArgs, RowsArgs, THREADS, TILE, meta_place, mode, place, quant_place,
 };
 use crate::upload::{self, Description};
 use crate::{attend, rows, tiles};
@@ -67,7 +67,8 @@ impl Tally {
     fn floats(&mut self, what: &dyn Fn(usize) -> String, want: &[f32], got: &[f32]) {
         if want.len() != got.len() {
             self.differing += 1;
-            self.first.get_or_insert_with(|| format!("{}: {} numbers, {} wanted", what(0), got.len(), want.len()));
+            self.first
+                .get_or_insert_with(|| format!("{}: {} numbers, {} wanted", what(0), got.len(), want.len()));
         }
         for (i, (want, got)) in want.iter().zip(got).enumerate() {
             self.compared += 1;
@@ -81,7 +82,12 @@ impl Tally {
         }
     }
 
-    fn words<T: PartialEq + std::fmt::Debug>(&mut self, what: &dyn Fn(usize) -> String, want: &[T], got: &[T]) {
+    fn words<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        what: &dyn Fn(usize) -> String,
+        want: &[T],
+        got: &[T],
+    ) {
         self.compared += want.len();
         if want.len() != got.len() {
             self.differing += 1;
@@ -100,7 +106,9 @@ pub fn main(arguments: &[String]) -> ExitCode {
     match parse(arguments) {
         Ok((filter, context)) => run(filter.as_deref(), &context),
         Err(problem) => {
-            eprintln!("error: {problem}\nusage: kiln gate [FILTER] [--device cuda:N] [--plant NAME] [-m FILE] [-n POSITIONS]");
+            eprintln!(
+                "error: {problem}\nusage: kiln gate [FILTER] [--device cuda:N] [--plant NAME] [-m FILE] [-n POSITIONS]"
+            );
             ExitCode::FAILURE
         }
     }
@@ -117,7 +125,10 @@ fn parse(arguments: &[String]) -> std::result::Result<(Option<String>, Context),
                 let name = value()?;
                 if !GATES.iter().any(|gate| gate.plant == name) {
                     let names: Vec<_> = GATES.iter().map(|gate| gate.plant).collect();
-                    return Err(format!("there is no defect `{name}` to plant; there are: {}", names.join(", ")));
+                    return Err(format!(
+                        "there is no defect `{name}` to plant; there are: {}",
+                        names.join(", ")
+                    ));
                 }
                 context.plant = Some(name.clone());
             }
@@ -157,7 +168,9 @@ fn run(filter: Option<&str>, context: &Context) -> ExitCode {
                 format!("skipped: {reason}")
             }
             Ok(_) => match (gate.run)(context) {
-                Ok(tally) if tally.differing == 0 && tally.compared > 0 => format!("green  {} compared", tally.compared),
+                Ok(tally) if tally.differing == 0 && tally.compared > 0 => {
+                    format!("green  {} compared", tally.compared)
+                }
                 Ok(tally) => {
                     red += 1;
                     let first = tally.first.unwrap_or_else(|| "nothing was compared".to_owned());
@@ -331,7 +344,9 @@ fn kquant(context: &Context) -> Result<Tally> {
     let tile_entry = gpu.entry("kiln_tiles")?;
     let fault = DeviceBuffer::from_host(&gpu.stream, &[NO_FAULT])?;
     for kind in TensorType::ALL {
-        for (columns, wild) in [(256, false), (256, true), (576, false), (2304, false), (4096, false), (8192, false)] {
+        for (columns, wild) in
+            [(256, false), (256, true), (576, false), (2304, false), (4096, false), (8192, false)]
+        {
             if kind.row_bytes(columns).is_none() {
                 continue;
             }
@@ -359,13 +374,19 @@ fn kquant(context: &Context) -> Result<Tally> {
                         let Some(quantised) = Q8Activations::new(quants, scales) else { return f32::NAN };
                         let row_bytes = bytes.len() / count;
                         let values = &x.values[column * columns..(column + 1) * columns];
-                        quant::row_dot(kind, &bytes[row * row_bytes..(row + 1) * row_bytes], values, quantised)
+                        quant::row_dot(
+                            kind,
+                            &bytes[row * row_bytes..(row + 1) * row_bytes],
+                            values,
+                            quantised,
+                        )
                     })
                 })
                 .collect();
             if upload::is_quantised(kind) {
                 // The same columns four times over, so that a whole tile is there; some are left out of it.
-                let wide = Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(&gpu, columns)?;
+                let wide =
+                    Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(&gpu, columns)?;
                 for m in [2, COLUMNS, TILE - 1, TILE] {
                     let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
                     let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
@@ -373,7 +394,9 @@ fn kquant(context: &Context) -> Result<Tally> {
                     // SAFETY: the buffers are as long as the module says.
                     unsafe { gpu.launch(&tile_entry, grid, tiles::CREW, tiles::SHARED_BYTES, &args)? };
                     let got = out.to_host_vec(&gpu.stream)?;
-                    let what = |i: usize| format!("{kind} K {columns} tile m {m} column {} row {}", i / count, i % count);
+                    let what = |i: usize| {
+                        format!("{kind} K {columns} tile m {m} column {} row {}", i / count, i % count)
+                    };
                     tally.floats(&what, &want.repeat(TILE / COLUMNS)[..m * count], &got);
                 }
             }
@@ -429,7 +452,8 @@ fn meta_of(quants: &[i8], scales: &[f32]) -> Vec<u64> {
     parts
         .map(|(quants, scale)| {
             let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum::<i32>() as u32;
-            u64::from(scale.to_bits()) | u64::from(sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16)) << 32
+            u64::from(scale.to_bits())
+                | u64::from(sum(&quants[..16]).wrapping_add(sum(&quants[16..]) << 16)) << 32
         })
         .collect()
 }
@@ -531,8 +555,10 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                         _ => *g,
                     })
                     .collect();
-                let (dg, du) =
-                    (DeviceBuffer::from_host(&gpu.stream, &gate)?, DeviceBuffer::from_host(&gpu.stream, &up)?);
+                let (dg, du) = (
+                    DeviceBuffer::from_host(&gpu.stream, &gate)?,
+                    DeviceBuffer::from_host(&gpu.stream, &up)?,
+                );
                 let out = Columns::new(gpu, vec![7.0; gate.len()], width)?;
                 let args = ActivateArgs {
                     gate: dg.cu_deviceptr() as *const f32,
@@ -586,7 +612,11 @@ fn embeddings(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 want.extend(row.into_iter().map(|v| canonical(Host.mul(v, 33.94))));
             }
             let got: Vec<f32> = out.to_host_vec(&gpu.stream)?.into_iter().map(canonical).collect();
-            tally.floats(&|i| format!("embedding {kind} column {} element {}", i / columns, i % columns), &want, &got);
+            tally.floats(
+                &|i| format!("embedding {kind} column {} element {}", i / columns, i % columns),
+                &want,
+                &got,
+            );
         }
     }
     Ok(())
@@ -610,9 +640,13 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
     for (width, heads, kv_heads, dimensions) in
         [(64, 9, 3, 64), (128, 4, 2, 128), (80, 2, 1, 40), (256, 2, 2, 256), (8, 2, 1, 8), (48, 4, 4, 48)]
     {
-        for (position, columns, window, kind) in
-            [(0, 1, usize::MAX, 0), (0, 5, usize::MAX, 0), (37, 1, usize::MAX, 1), (300, 3, 64, 0), (95, 4, usize::MAX, 4)]
-        {
+        for (position, columns, window, kind) in [
+            (0, 1, usize::MAX, 0),
+            (0, 5, usize::MAX, 0),
+            (37, 1, usize::MAX, 1),
+            (300, 3, 64, 0),
+            (95, 4, usize::MAX, 4),
+        ] {
             let context = 320;
             gpu.allow_shared(&attention_entry, attend::shared_bytes(width, context))?;
             let halves = width != 64;
@@ -638,8 +672,10 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
             let dbias = [card(&biases[0])?, card(&biases[1])?, card(&biases[2])?];
             let dnorm = [card(&head_norms[0])?, card(&head_norms[1])?];
             let dangles = card(&angles)?;
-            let (dkeys, dvalues) =
-                (DeviceBuffer::from_host(stream, &cache_keys)?, DeviceBuffer::from_host(stream, &cache_values)?);
+            let (dkeys, dvalues) = (
+                DeviceBuffer::from_host(stream, &cache_keys)?,
+                DeviceBuffer::from_host(stream, &cache_values)?,
+            );
             let state = DeviceBuffer::from_host(stream, &[position as u32, 0])?;
             let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
             let out = Columns::new(gpu, vec![7.0; columns * queries], queries)?;
@@ -708,7 +744,8 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 for head in 0..kv_heads {
                     let from = column * keys + head * width;
                     let part = head * width..(head + 1) * width;
-                    let k = ready(&key[from..from + width], &biases[1][part.clone()], &head_norms[1], at, true);
+                    let k =
+                        ready(&key[from..from + width], &biases[1][part.clone()], &head_norms[1], at, true);
                     let v = ready(&value[from..from + width], &biases[2][part], &[], at, false);
                     for i in 0..width {
                         cache_keys[(head * context + at) * width + i] = math::to_f16(k[i]);
@@ -734,7 +771,9 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                     attention::attend(HostLanes, &q, k, v, 0.125, &mut scores, &mut partials, out);
                 }
             }
-            let name = format!("attention width {width} position {position} columns {columns} window {window} data {kind}");
+            let name = format!(
+                "attention width {width} position {position} columns {columns} window {window} data {kind}"
+            );
             if width.is_multiple_of(PART) {
                 compare_activations(gpu, tally, &name, &want, queries, &out)?;
             } else {
@@ -789,7 +828,13 @@ fn graph(context: &Context) -> Result<Tally> {
         }
         let vocabulary = model.vocabulary();
         for (other, run) in [("eager", 1), ("unfused", 2)] {
-            let what = |i: usize| format!("{name}: replay against {other}, position {} logit {}", i / vocabulary, i % vocabulary);
+            let what = |i: usize| {
+                format!(
+                    "{name}: replay against {other}, position {} logit {}",
+                    i / vocabulary,
+                    i % vocabulary
+                )
+            };
             tally.floats(&what, &runs[run].0, &runs[0].0);
             tally.words(&|i| format!("{name}: {other} key {i}"), &runs[run].1.0, &runs[0].1.0);
             tally.words(&|i| format!("{name}: {other} value {i}"), &runs[run].1.1, &runs[0].1.1);
@@ -822,7 +867,9 @@ fn batch(context: &Context) -> Result<Tally> {
                 cuda.flip_cache_bit()?;
             }
             let vocabulary = model.vocabulary();
-            let what = |i: usize| format!("{name}: batch {size}, position {} logit {}", i / vocabulary, i % vocabulary);
+            let what = |i: usize| {
+                format!("{name}: batch {size}, position {} logit {}", i / vocabulary, i % vocabulary)
+            };
             tally.floats(&what, &want, &got);
             let cache = cuda.cache()?;
             tally.words(&|i| format!("{name}: batch {size}, key {i}"), &keys, &cache.0);
@@ -851,7 +898,8 @@ fn end_to_end(context: &Context) -> Result<Tally> {
             let part = &tokens[at..at + size];
             cuda.run(part, at, Wanted::All)?;
             host.run(part, at, Wanted::All)?;
-            let what = |i: usize| format!("{name}: position {} logit {}", at + i / vocabulary, i % vocabulary);
+            let what =
+                |i: usize| format!("{name}: position {} logit {}", at + i / vocabulary, i % vocabulary);
             tally.floats(&what, host.logits(), cuda.logits());
             at += size;
         }

@@ -30,7 +30,8 @@ pub mod entries {
             if width % PART != 0 {
                 let mut i = index;
                 while i < width {
-                    *args.out.values.add(column * width + i) = normalised(*x.add(i), scale, *args.weight.add(i));
+                    *args.out.values.add(column * width + i) =
+                        normalised(*x.add(i), scale, *args.weight.add(i));
                     i += THREADS;
                 }
                 return;

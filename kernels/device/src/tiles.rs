@@ -159,7 +159,10 @@ unsafe fn step<C: Class>(
     let parts = m.columns as usize / PART;
     // SAFETY: the caller's rows, columns and part.
     unsafe {
-        let (a, b) = (row::fragment::<C>(m, rows[0] * parts + part, t), row::fragment::<C>(m, rows[1] * parts + part, t));
+        let (a, b) = (
+            row::fragment::<C>(m, rows[0] * parts + part, t),
+            row::fragment::<C>(m, rows[1] * parts + part, t),
+        );
         let mut out = chains;
         let mut n = 0;
         while n < 4 {
