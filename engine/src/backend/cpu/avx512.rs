@@ -28,11 +28,6 @@ pub unsafe fn panel<P: Packing>(
     let quants = panel.as_ptr();
     // SAFETY (of all pointers below): inside the panel or the column by the contract on their lengths.
     let meta = unsafe { quants.add(parts * f.quant_bytes()) };
-    for partial in &mut partials.0[..columns.len()] {
-        for lane in &mut partial[parts.min(LANES)..] {
-            *lane = [0.0; ROWS];
-        }
-    }
     let low = _mm512_set1_epi8(15);
     // SAFETY: 16 bytes are there.
     let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(BIASED_TABLE.as_ptr().cast()) });
@@ -56,8 +51,8 @@ pub unsafe fn panel<P: Packing>(
                 _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(AHEAD + 64 * line).cast());
             }
             let mut w = [_mm512_setzero_si512(); 8];
-            for group in 0..8 {
-                w[group] = if f.nibble {
+            for (group, w) in w.iter_mut().enumerate() {
+                *w = if f.nibble {
                     let both = _mm512_loadu_si512(bytes.add(group % 4 * 64).cast());
                     let code =
                         _mm512_and_si512(if group < 4 { both } else { _mm512_srli_epi16::<4>(both) }, low);
@@ -111,8 +106,10 @@ pub unsafe fn panel<P: Packing>(
         }
     }
     for (partial, result) in partials.0.iter().zip(results).take(columns.len()) {
-        // SAFETY: a lane is 16 aligned floats.
-        let lane = |lane: usize| unsafe { _mm512_load_ps(partial[lane].as_ptr()) };
+        // Lanes without a part are +0, and were not written. SAFETY: a lane is 16 aligned floats.
+        let lane = |lane: usize| {
+            if lane < parts { unsafe { _mm512_load_ps(partial[lane].as_ptr()) } } else { _mm512_setzero_ps() }
+        };
         let mut sums = [_mm512_setzero_ps(); LANES / 2];
         for (i, sum) in sums.iter_mut().enumerate() {
             *sum = _mm512_add_ps(lane(i), lane(i + LANES / 2));

@@ -34,6 +34,11 @@ use pool::{Disjoint, Pool};
 /// The largest number of threads that can be asked for.
 pub const MAX_THREADS: usize = 512;
 
+/// The largest context that can be asked for.
+pub const MAX_CONTEXT: usize = 1 << 24;
+/// The largest batch that can be asked for.
+pub const MAX_BATCH: usize = 1 << 14;
+
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -164,6 +169,12 @@ impl Cpu {
     pub fn load(model: Model, options: Options) -> Result<Cpu> {
         if options.context == 0 || options.batch == 0 {
             return Err(Error::Request("the context and the batch must be at least 1".into()));
+        }
+        if options.context > MAX_CONTEXT || options.batch > MAX_BATCH {
+            return Err(Error::Request(format!(
+                "a context of {} in batches of {}, expected at most {MAX_CONTEXT} and {MAX_BATCH}",
+                options.context, options.batch
+            )));
         }
         if options.threads == 0 || options.threads > MAX_THREADS {
             return Err(Error::Request(format!("{} threads, expected 1 to {MAX_THREADS}", options.threads)));
