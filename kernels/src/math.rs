@@ -40,7 +40,7 @@ pub fn silu<A: Arith>(a: A, x: f32) -> f32 {
 /// The tanh form of GELU, `x / (1 + e^(-2u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
 #[inline(always)]
 pub fn gelu_tanh<A: Arith>(a: A, x: f32) -> f32 {
-    const TWICE_ROOT_TWO_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_ROOT_TWO_OVER_PI: f32 = 1.595_769_2;
     let cube = a.mul(a.mul(x, x), x);
     let u = a.mul(TWICE_ROOT_TWO_OVER_PI, a.fma(0.044_715, cube, x));
     a.div(x, a.add(1.0, exp(a, -u)))
