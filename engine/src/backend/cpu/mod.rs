@@ -3,6 +3,7 @@
 //! Bits do not depend on the level of instructions, the number of threads or the batches: every number is made by one
 //! chain of rounded operations that the walks define, and threads only share out whole numbers.
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod attend;
 mod kernel;
 mod matrix;
@@ -14,9 +15,11 @@ mod portable;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod vector;
 
 pub use kernel::Level;
