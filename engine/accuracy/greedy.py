@@ -1,46 +1,43 @@
-"""Greedy continuations of kiln and llama.cpp on the same file.
+"""Greedy continuations of kiln and llama.cpp on the same file; explains every difference by the gap of the two best.
 
-Usage: greedy.py MODEL.gguf KILN LLAMA_COMPLETION LOGITS [N]. KILN is the `kiln` binary, LLAMA_COMPLETION llama.cpp's
-`llama-completion`, LOGITS the example `logits`. For each prompt of prompts.txt N tokens (default 32) are made; where
-the texts part, the gap between the two best logits of kiln at that token is printed: a near-tie explains it.
+Usage: greedy.py MODEL.gguf KILN LOGITS PROMPTS LLAMA. KILN is the binary, LOGITS the example `logits`, PROMPTS a text a
+line, LLAMA what `llama_driver greedy MODEL 1 PROMPTS 32` printed. Needs numpy and gguf. A control token ends the text.
 """
-import os
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
+from gguf import GGUFReader
 
-model, kiln, llama, logits = sys.argv[1:5]
-count = sys.argv[5] if len(sys.argv) > 5 else "32"
-
-
-def run(*command):
-    return subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL).stdout.decode()
-
-
-def tokens(text):
-    out = run(kiln, "tokenize", "-m", model, "--ids", "--no-bos", "--no-parse-special", "-p", text)
-    return [int(token) for token in out.strip("[]\n").split(",") if token.strip()]
-
-
+model, kiln, logits, prompts, llama = sys.argv[1:6]
+vocabulary = GGUFReader(model).fields["tokenizer.ggml.tokens"].contents()
+plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+rest = [byte for byte in range(256) if byte not in plain]
+letters = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 same = 0
-for prompt in open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "prompts.txt")).read().splitlines():
-    ours = run(kiln, "run", "-m", model, "-p", prompt, "-n", count, "--temp", "0", "--ignore-eos", "-c", "256")
-    theirs = run(llama, "-m", model, "-p", prompt, "-n", count, "--temp", "0", "--ignore-eos", "-c", "256", "-no-cnv",
-                 "--no-warmup", "-t", "2")
-    ours, theirs = ours.rstrip("\n"), theirs.rstrip("\n")
-    if ours.rstrip() == theirs.rstrip():
+
+
+def text(ids):
+    return b"".join(bytes(letters[c] for c in vocabulary[i]) for i in ids if not vocabulary[i].startswith("<|"))
+
+
+for prompt, line in zip(open(prompts).read().splitlines(), open(llama)):
+    ids = [int(token) for token in line.split()]
+    flags = ["-n", str(len(ids)), "--temp", "0", "--ignore-eos", "-c", "256", "--no-display-prompt"]
+    ours = subprocess.run([kiln, "run", "-m", model, "-p", prompt, *flags], capture_output=True, check=True).stdout[:-1]
+    if ours == text(ids):
         same += 1
         continue
-    a, b = tokens(ours), tokens(theirs)
-    common = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "tokens")
-        open(path, "w").write(" ".join(map(str, a[:common])))
-        run(logits, model, path, path + ".bin")
-        last = np.fromfile(path + ".bin", "<f4").reshape(common, -1)[-1]
+    shared = 0
+    while shared < len(ids) and ours.startswith(text(ids[: shared + 1])):
+        shared += 1
+    listed = subprocess.run([kiln, "tokenize", "-m", model, "--ids", "--no-parse-special", "-p", prompt],
+                            capture_output=True, text=True, check=True).stdout
+    sequence = [int(token) for token in listed.strip("[]\n ").split(",")] + ids[:shared]
+    open("tokens.tmp", "w").write(" ".join(map(str, sequence)))
+    subprocess.run([logits, model, "tokens.tmp", "logits.tmp"], check=True)
+    last = np.fromfile("logits.tmp", "<f4").reshape(len(sequence), -1)[-1]
     best = np.argsort(-last)[:2]
-    print(f"{prompt!r}: the texts part after {common - len(tokens(prompt))} tokens, where kiln's two best logits are "
-          f"{last[best[0]]:.3f} and {last[best[1]]:.3f} (gap {last[best[0]] - last[best[1]]:.3f})")
-print(f"{same} of 20 continuations of {count} tokens are the same")
+    print(f"{prompt!r}: after {shared} tokens, kiln {vocabulary[best[0]]!r} {last[best[0]]:.3f}, then "
+          f"{vocabulary[best[1]]!r} {last[best[1]]:.3f}; llama.cpp took {vocabulary[ids[shared]]!r}")
+print(f"{same} the same")
