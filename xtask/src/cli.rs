@@ -26,6 +26,7 @@ enum Verb {
     Setup(cmd::setup::Setup),
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
+    Ptx(cmd::ptx::Ptx),
     Explain(cmd::explain::Explain),
 }
 
@@ -41,6 +42,11 @@ pub struct Common {
     /// [default: KILN_TOOLCHAIN, else the last setup's, else the pinned release in rustup or on PATH]
     #[arg(long, value_name = "NAME|SYSROOT", global = true)]
     pub toolchain: Option<OsString>,
+
+    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one
+    /// [default: CUDA_OXIDE_LLC, else the preferred major]
+    #[arg(long, value_name = "PATH|MAJOR", global = true)]
+    pub llc: Option<OsString>,
 }
 
 impl Cli {
@@ -54,6 +60,7 @@ impl Cli {
             Verb::Setup(verb) => verb.run(&workspace, env),
             Verb::Build(verb) => verb.run(&workspace, env),
             Verb::Doctor(verb) => verb.run(&workspace, env),
+            Verb::Ptx(verb) => verb.run(&workspace, env),
             Verb::Explain(verb) => verb.run(),
         }
     }

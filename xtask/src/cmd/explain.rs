@@ -28,11 +28,16 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::patch::CODES,
         crate::pin::CODES,
         crate::ptx::CODES,
+        crate::ptx::record::CODES,
+        crate::ptx::scan::CODES,
+        crate::ptx::table::CODES,
+        crate::ptx::usage::CODES,
         crate::selection::CODES,
         crate::source::CODES,
         crate::store::CODES,
         crate::toolchain::CODES,
         super::build::CODES,
+        super::ptx::CODES,
         CODES,
     ];
     let mut codes: Vec<_> = modules.into_iter().flatten().copied().collect();

@@ -3,4 +3,5 @@
 pub mod build;
 pub mod doctor;
 pub mod explain;
+pub mod ptx;
 pub mod setup;
