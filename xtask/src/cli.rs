@@ -26,6 +26,7 @@ enum Verb {
     Setup(cmd::setup::Setup),
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
+    Gate(cmd::gate::Gate),
     Ptx(cmd::ptx::Ptx),
     Explain(cmd::explain::Explain),
 }
@@ -60,6 +61,7 @@ impl Cli {
             Verb::Setup(verb) => verb.run(&workspace, env),
             Verb::Build(verb) => verb.run(&workspace, env),
             Verb::Doctor(verb) => verb.run(&workspace, env),
+            Verb::Gate(verb) => verb.run(&workspace, env),
             Verb::Ptx(verb) => verb.run(&workspace, env),
             Verb::Explain(verb) => verb.run(),
         }

@@ -17,6 +17,7 @@ pub mod decision;
 pub mod download;
 pub mod env;
 pub mod error;
+pub mod gate;
 pub mod gpu;
 pub mod hash;
 pub mod host_config;

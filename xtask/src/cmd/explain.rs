@@ -37,6 +37,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::store::CODES,
         crate::toolchain::CODES,
         super::build::CODES,
+        super::gate::CODES,
         super::ptx::CODES,
         CODES,
     ];

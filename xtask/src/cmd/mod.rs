@@ -3,5 +3,6 @@
 pub mod build;
 pub mod doctor;
 pub mod explain;
+pub mod gate;
 pub mod ptx;
 pub mod setup;

@@ -437,6 +437,32 @@ fn compare_with_record(
     Ok(found)
 }
 
+/// Builds with `plan` and compares with the record; the differences, one phrase each. With `planted`, one recorded digest
+/// is changed first, so that a difference must be found.
+///
+/// # Errors
+/// Something fails, the sources are not the recorded ones, or nothing is recorded for one of `archs`.
+pub fn compare_builds(
+    workspace: &Path,
+    plan: &Plan,
+    archs: &[Arch],
+    planted: bool,
+    env: &Env,
+) -> Result<Vec<String>> {
+    let pin = Pin::load(workspace)?;
+    let mut recorded = record::digests(&pin);
+    let table = Table::load(workspace)?.unwrap_or_default();
+    record::check_sources(workspace, &pin)?;
+    same_entries(&recorded, &table)?;
+    if planted {
+        let digests = recorded.values_mut().flat_map(BTreeMap::values_mut);
+        digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
+    }
+    let scans = build_and_scan(plan, &archs.iter().copied().collect(), env)?;
+    let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
+    compare_with_record(&scans, &recorded, &table, same_ptxas)
+}
+
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
