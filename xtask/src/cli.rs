@@ -28,6 +28,7 @@ enum Verb {
     Doctor(cmd::doctor::Doctor),
     Gate(cmd::gate::Gate),
     Ptx(cmd::ptx::Ptx),
+    Model(cmd::model::Model),
     Explain(cmd::explain::Explain),
 }
 
@@ -63,6 +64,7 @@ impl Cli {
             Verb::Doctor(verb) => verb.run(&workspace, env),
             Verb::Gate(verb) => verb.run(&workspace, env),
             Verb::Ptx(verb) => verb.run(&workspace, env),
+            Verb::Model(verb) => verb.run(&workspace, env),
             Verb::Explain(verb) => verb.run(),
         }
     }

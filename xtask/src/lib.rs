@@ -22,6 +22,7 @@ pub mod gpu;
 pub mod hash;
 pub mod host_config;
 pub mod llc;
+pub mod model;
 pub mod nar;
 pub mod output;
 pub mod patch;

@@ -24,6 +24,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::error::CODES,
         crate::host_config::CODES,
         crate::llc::CODES,
+        crate::model::CODES,
         crate::nar::CODES,
         crate::patch::CODES,
         crate::pin::CODES,
@@ -38,6 +39,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::toolchain::CODES,
         super::build::CODES,
         super::gate::CODES,
+        super::model::CODES,
         super::ptx::CODES,
         CODES,
     ];

@@ -4,5 +4,6 @@ pub mod build;
 pub mod doctor;
 pub mod explain;
 pub mod gate;
+pub mod model;
 pub mod ptx;
 pub mod setup;
