@@ -1,6 +1,6 @@
 //! The one error type of the product: a stable code, what was found, and the command that mends it.
 //!
-//! Every module declares its codes with [`codes!`]; [`crate::explain`] lists them all, so that an error, its
+//! Every module declares its codes with [`codes!`](crate::codes); [`crate::cmd::explain`] lists them all, so that an error, its
 //! `explain` text and its documentation page come from the same source.
 
 use std::fmt;

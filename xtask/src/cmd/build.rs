@@ -20,6 +20,7 @@ use crate::error::{Error, Exit, Result};
 use crate::llc::{Tool, Tools};
 use crate::output;
 use crate::plan::{self, Pins, Plan, Request};
+use crate::progress::{self, Progress};
 use crate::ptx::{self, Expectation, Ptx, scan};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -63,12 +64,14 @@ impl Build {
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let progress = progress::on_stderr("build");
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
-        let gpu = GpuBuild::prepare(&plan, &archs, env)?;
+        let gpu = GpuBuild::prepare(&plan, &archs, env, progress.as_ref())?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
-            eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
+            let target = target.display();
+            progress.note(&format!("warning: CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -131,17 +134,23 @@ const PACKAGE: &str = "kiln-device";
 const BINARY: &str = "kiln";
 
 impl<'a> GpuBuild<'a> {
-    /// Refuses unless everything in the plan is good and its llc knows `archs`. Builds nothing.
+    /// Refuses unless everything in the plan is good and its llc knows `archs`; tells `progress` where their PTX does
+    /// not run. Builds nothing.
     ///
     /// # Errors
     /// The first reason why a build would not start.
-    pub fn prepare(plan: &'a Plan, archs: &BTreeSet<Arch>, env: &'a Env) -> Result<Self> {
+    pub fn prepare(
+        plan: &'a Plan,
+        archs: &BTreeSet<Arch>,
+        env: &'a Env,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
         for arch in archs {
             let arch =
                 plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
-                eprintln!("warning: {note}");
+                progress.note(&format!("warning: {note}"));
             }
         }
         if let Some(problem) = plan.problem() {
@@ -303,7 +312,7 @@ fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
     let binary = binary.ok_or_else(|| {
         Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
     })?;
-    eprintln!("built {}", binary.display());
+    progress::on_stderr("build").note(&format!("built {}", binary.display()));
     let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
         Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
     })?;

@@ -1,5 +1,6 @@
 //! `gate`: runs the checks that need the real backend or a card.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
@@ -170,7 +171,8 @@ impl Gate {
     /// A line for people, which is not in the way of JSON.
     fn say(&self, line: &str) -> Result<()> {
         if self.json {
-            eprintln!("{line}");
+            // With standard error closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr().lock(), "{line}");
             return Ok(());
         }
         output::line(line)

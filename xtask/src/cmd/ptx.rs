@@ -18,6 +18,7 @@ use crate::hash::Sha256;
 use crate::output;
 use crate::pin::{ArchName, LlvmMajor, LlvmTable, Pin};
 use crate::plan::{Plan, Request};
+use crate::progress::{self, Silent};
 use crate::ptx::compare::{self, Difference};
 use crate::ptx::record::{self, Digests, NOT_RECORDED};
 use crate::ptx::scan::{self, Scanned};
@@ -167,7 +168,7 @@ fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
 
 /// Builds for every one of `archs` with the plan's llc, and scans.
 fn build_and_scan(plan: &Plan, archs: &BTreeSet<Arch>, env: &Env) -> Result<Vec<Scanning>> {
-    let gpu = GpuBuild::prepare(plan, archs, env)?;
+    let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
     let major = u16::try_from(gpu.llc().version.major.0).ok().and_then(LlvmMajor::new);
     let llvm = LlvmTable(major.ok_or_else(|| {
         Error::new(&crate::error::BUG, format!("LLVM {} is no major", gpu.llc().version.major))
@@ -359,9 +360,9 @@ impl Check {
         if !same_ptxas {
             let is = plan.ptxas.value.as_ref().map_or("not there", |ptxas| &ptxas.full);
             let was = table.ptxas.as_deref().unwrap_or("no ptxas");
-            eprintln!(
-                "note: ptxas is {is}, the table is of {was}: registers, memory and spills are not compared"
-            );
+            progress::on_stderr("ptx").note(&format!(
+                "ptxas is {is}, the table is of {was}: registers, memory and spills are not compared"
+            ));
         }
         let found = compare_with_record(&scans, &recorded, &table, same_ptxas)?;
         if !found.is_empty() {

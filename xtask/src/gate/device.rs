@@ -12,6 +12,7 @@ use crate::arch::Arch;
 use crate::cmd::build::{self, GpuBuild};
 use crate::error::Result;
 use crate::process::{self, Failure};
+use crate::progress::{self, Silent};
 
 const CARD: &[Need] = &[Need::Card];
 
@@ -101,11 +102,13 @@ fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> 
     let path = build::binary(world.workspace, &arch);
     match world.plan().problem() {
         None => {
-            let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env)?;
+            let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
             Ok(Ok(gpu.build(&arch)?.binary))
         }
         Some(_) if path.is_file() => {
-            eprintln!("note: {} is used as it is: nothing can be built here", path.display());
+            let shown = path.display();
+            let progress = progress::on_stderr("gate");
+            progress.note(&format!("{shown} is used as it is: nothing can be built here"));
             Ok(Ok(path))
         }
         Some(problem) => {

@@ -15,6 +15,7 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::host_config;
 use crate::plan::{self, Plan, Request};
+use crate::progress::Silent;
 use crate::store::{Kind, Store};
 
 /// How much of the checkout is copied.
@@ -91,7 +92,7 @@ impl<'a> Scratch<'a> {
     /// The reason why the build would not start.
     pub fn start(&self, archs: &BTreeSet<Arch>, llc: Option<&Path>) -> Result<()> {
         let plan = self.plan(llc);
-        GpuBuild::prepare(&plan, archs, self.env).map(|_| ())
+        GpuBuild::prepare(&plan, archs, self.env, &Silent).map(|_| ())
     }
 
     /// The copy's plan.

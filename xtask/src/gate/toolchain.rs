@@ -16,6 +16,7 @@ use crate::cmd::ptx;
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Request};
 use crate::process;
+use crate::progress::Silent;
 use crate::ptx::record::NOT_RECORDED;
 use crate::{backend, checkout, host_config, llc, pin, source};
 
@@ -130,11 +131,11 @@ fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
 }
 
 fn built(plan: &Plan, arch: Arch, world: &World<'_>) -> Result<Built> {
-    GpuBuild::prepare(plan, &BTreeSet::from([arch]), world.env)?.build(&arch)
+    GpuBuild::prepare(plan, &BTreeSet::from([arch]), world.env, &Silent)?.build(&arch)
 }
 
 fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
-    let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env)?;
+    let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
     let built = gpu.build(&arch)?;
     if !built.binary.is_file() {
         return Ok(Outcome::red(format!("there is no {}", built.binary.display())));
