@@ -1214,8 +1214,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         }
     }
 
-    proptest::proptest! {
-        #[test]
+    #[test]
     fn models_are_read_strictly() {
         let model = r#"
 [[model]]
@@ -1240,10 +1239,14 @@ licence = "Apache-2.0"
             assert!(parse(&format!("{VALID}{}", model.replace(from, to))).is_err(), "{to}");
         }
         let error = parse(&format!("{VALID}{model}{model}")).unwrap_err().to_string();
-        assert!(error.starts_with("PROVENANCE:") && error.contains("the model tiny-1 is listed twice"), "{error}");
+        assert!(
+            error.starts_with("PROVENANCE:") && error.contains("the model tiny-1 is listed twice"),
+            "{error}"
+        );
     }
 
-    #[test]
+    proptest::proptest! {
+        #[test]
         fn no_text_makes_the_parser_panic(text in "\\PC*", at in 0..VALID.len()) {
             let _ = parse(&text);
             let _ = parse(&format!("{}{text}{}", &VALID[..at], &VALID[at..]));

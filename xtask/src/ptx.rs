@@ -4,6 +4,7 @@
 //! Left out: instruction semantics; only names are looked at.
 
 pub mod compare;
+pub mod driver;
 pub mod listing;
 pub mod record;
 pub mod scan;

@@ -29,6 +29,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::patch::CODES,
         crate::pin::CODES,
         crate::ptx::CODES,
+        crate::ptx::driver::CODES,
         crate::ptx::record::CODES,
         crate::ptx::scan::CODES,
         crate::ptx::table::CODES,

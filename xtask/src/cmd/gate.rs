@@ -130,15 +130,17 @@ impl Gate {
     }
 
     fn chosen(&self, gates: Vec<Check>) -> Result<Vec<Check>> {
-        let (what, wanted): (_, Box<dyn Fn(&Check) -> bool>) = match (&self.plant, &self.filter) {
-            (Some(name), _) => (format!("--plant {name}"), Box::new(move |gate| gate.name == *name)),
-            (None, Some(filter)) => {
-                (format!("the filter {filter:?}"), Box::new(move |gate| gate.name.contains(filter.as_str())))
-            }
+        let what = match (&self.plant, &self.filter) {
+            (Some(name), _) => format!("--plant {name}"),
+            (None, Some(filter)) => format!("the filter {filter:?}"),
             (None, None) => return Ok(gates),
         };
+        let wanted = |gate: &Check| match (&self.plant, &self.filter) {
+            (Some(name), _) => gate.name == *name,
+            (None, filter) => filter.as_ref().is_none_or(|filter| gate.name.contains(filter.as_str())),
+        };
         let names: Vec<String> = gates.iter().map(|gate| gate.name.clone()).collect();
-        let chosen: Vec<Check> = gates.into_iter().filter(|gate| wanted(gate)).collect();
+        let chosen: Vec<Check> = gates.into_iter().filter(wanted).collect();
         if chosen.is_empty() {
             return Err(Error::new(&NO_GATE, format!("{what} matches no gate"))
                 .hint(format!("the gates are: {}", names.join(", "))));

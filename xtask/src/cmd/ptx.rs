@@ -500,11 +500,15 @@ impl Bless {
             let before = table.rows.get(&key);
             let mut found = scan.rows();
             for (name, row) in &mut found {
+                let old = before.and_then(|rows| rows.get(name));
+                // Without a card here the number of the same PTX stays.
+                let same = recorded.get(&key).and_then(|digests| digests.get(name))
+                    == scan.entries.get(name).map(|scanned| &scanned.digest);
+                row.local = row.local.or_else(|| old.filter(|_| same)?.local);
                 if row.nonzero().is_empty() {
                     continue;
                 }
-                let kept =
-                    before.and_then(|rows| rows.get(name)).filter(|old| old.nonzero() == row.nonzero());
+                let kept = old.filter(|old| old.nonzero() == row.nonzero());
                 row.reason = kept
                     .and_then(|old| old.reason.clone())
                     .or_else(|| Reason::new(&today(), self.reason.as_deref()?));

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use super::driver::Card;
 use super::listing::{Entry, Listing};
 use super::table::Row;
 use super::{Ptx, usage};
+use crate::arch::Arch;
 use crate::cuda::Ptxas;
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -61,12 +63,25 @@ pub fn read(files: &[PathBuf]) -> Result<BTreeMap<String, Entry>> {
     Ok(entries)
 }
 
-/// Scans all `files` together; with `ptxas`, also what each entry needs.
+/// Scans all `files` together; with `ptxas`, also what each entry needs, and with a card what the driver gives it.
 ///
 /// # Errors
-/// As [`read`], and ptxas fails.
+/// As [`read`], and ptxas or the driver fails.
 pub fn scan(files: &[PathBuf], ptxas: Option<&Ptxas>, env: &Env) -> Result<BTreeMap<String, Scanned>> {
     let mut usages = BTreeMap::new();
+    let mut locals = BTreeMap::new();
+    let card = Card::first();
+    for path in files {
+        let text = text_of(path)?;
+        let ptx = Ptx::parse(&text);
+        // For another card than the architecture's own the number would be of other code.
+        let own = ptx.target.as_deref().and_then(|target| target.parse::<Arch>().ok()).map(Arch::capability);
+        if let Some(card) = card.as_ref().filter(|card| own == Some(card.capability)) {
+            let entries = ptx.entries.iter().map(String::as_str);
+            let found = card.local_bytes(&text, entries);
+            locals.extend(found.map_err(|error| error.context(path.display().to_string()))?);
+        }
+    }
     if let Some(ptxas) = ptxas {
         for path in files {
             let ptx = Ptx::parse(&text_of(path)?);
@@ -83,7 +98,7 @@ pub fn scan(files: &[PathBuf], ptxas: Option<&Ptxas>, env: &Env) -> Result<BTree
     let scanned = read(files)?.into_iter().map(|(name, entry)| {
         let row = Row {
             usage: usages.get(&name).copied(),
-            local: None,
+            local: locals.get(&name).copied(),
             instructions: entry.instructions.len(),
             mix: entry.mix(),
             reason: None,
