@@ -26,6 +26,9 @@ enum Verb {
     Setup(cmd::setup::Setup),
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
+    Gate(cmd::gate::Gate),
+    Ptx(cmd::ptx::Ptx),
+    Model(cmd::model::Model),
     Explain(cmd::explain::Explain),
 }
 
@@ -41,6 +44,11 @@ pub struct Common {
     /// [default: KILN_TOOLCHAIN, else the last setup's, else the pinned release in rustup or on PATH]
     #[arg(long, value_name = "NAME|SYSROOT", global = true)]
     pub toolchain: Option<OsString>,
+
+    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one
+    /// [default: CUDA_OXIDE_LLC, else the preferred major]
+    #[arg(long, value_name = "PATH|MAJOR", global = true)]
+    pub llc: Option<OsString>,
 }
 
 impl Cli {
@@ -54,6 +62,9 @@ impl Cli {
             Verb::Setup(verb) => verb.run(&workspace, env),
             Verb::Build(verb) => verb.run(&workspace, env),
             Verb::Doctor(verb) => verb.run(&workspace, env),
+            Verb::Gate(verb) => verb.run(&workspace, env),
+            Verb::Ptx(verb) => verb.run(&workspace, env),
+            Verb::Model(verb) => verb.run(&workspace, env),
             Verb::Explain(verb) => verb.run(),
         }
     }

@@ -5,6 +5,7 @@
 //! pristine/<key>/                 tree/ as upstream has it, entry.json
 //! sources/<key>/                  tree/ with the carried patches applied, entry.json
 //! backends/<key>/                 the backend, cargo-oxide, record.json
+//! models/<sha256>/                a model's file, keyed by its own hash
 //! build/<key>/                    Cargo's target folder of a build that has not been published yet
 //! locks/<name>.lock               kernel locks; the content only informs
 //! ```
@@ -43,6 +44,11 @@ impl Key {
     /// Starts a key for entries of `kind`, whose recipe has the given version.
     pub fn builder(kind: &str, recipe: u32) -> KeyBuilder {
         KeyBuilder(Sha256::new()).field("kind", kind).field("recipe", &recipe.to_string())
+    }
+
+    /// The key of an entry that is one file with this hash.
+    pub fn of_file(sha256: &crate::hash::Sha256) -> Self {
+        Key(sha256.to_string())
     }
 }
 
@@ -88,6 +94,8 @@ pub enum Kind {
     Source,
     /// The built backend.
     Backend,
+    /// A model's file.
+    Model,
 }
 
 impl Kind {
@@ -97,6 +105,7 @@ impl Kind {
             Kind::Pristine => "pristine",
             Kind::Source => "sources",
             Kind::Backend => "backends",
+            Kind::Model => "models",
         }
     }
 }

@@ -3,4 +3,7 @@
 pub mod build;
 pub mod doctor;
 pub mod explain;
+pub mod gate;
+pub mod model;
+pub mod ptx;
 pub mod setup;
