@@ -567,6 +567,7 @@ impl fmt::Display for Place {
 /// `$CARGO_HOME`, made absolute against the invocation folder, or `.cargo` in the home folder.
 fn cargo_home(env: &Env, warnings: &mut Vec<String>) -> Result<Option<PathBuf>> {
     if let Some(home) = env.path("CARGO_HOME")? {
+        crate::store::refuse_tilde(Path::new(env.var("CARGO_HOME").unwrap_or_default()), "CARGO_HOME")?;
         return Ok(Some(home));
     }
     if let Some(home) = env.var("HOME") {

@@ -185,6 +185,16 @@ impl From<io::Error> for Error {
             io::ErrorKind::ReadOnlyFilesystem => &READ_ONLY,
             _ => &IO,
         };
-        Error::new(code, error.to_string())
+        let hint = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "mend its permissions or owner, or choose another store with --store DIR"
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "free some room there, or choose a store on another disk with --store DIR"
+            }
+            io::ErrorKind::ReadOnlyFilesystem => "choose a writable store with --store DIR",
+            _ => return Error::new(code, error.to_string()),
+        };
+        Error::new(code, error.to_string()).hint(hint)
     }
 }

@@ -29,8 +29,9 @@ fn main() -> ExitCode {
 /// Prints an error, its causes and its hint on standard error.
 fn report(error: &Error) {
     let mut text = format!("error[{}]: {error}\n", error.code().id);
-    if let Some(hint) = error.hint_text() {
-        text.push_str(&format!("hint: {hint}\n"));
+    match error.hint_text() {
+        Some(hint) => text.push_str(&format!("hint: {hint}\n")),
+        None => text.push_str(&format!("hint: run: cargo xtask explain {}\n", error.code().id)),
     }
     // With standard error closed there is nobody to tell; the exit status still says it.
     let _ = std::io::stderr().write_all(text.as_bytes());

@@ -297,6 +297,8 @@ fn from_repository(source: &Source, tree: &Path, making: &Making<'_>) -> Result<
         fresh = true;
     }
     match from_archive(source, &path, tree, making) {
+        // A full disk says nothing about the archive.
+        Err(error) if is_about_the_machine(&error) => Err(error),
         Err(error) => {
             // A bad file must not be found again by the next run.
             fs::remove_file(&path)?;
@@ -316,6 +318,10 @@ fn from_repository(source: &Source, tree: &Path, making: &Making<'_>) -> Result<
         }
         Ok(()) => Ok(()),
     }
+}
+
+fn is_about_the_machine(error: &Error) -> bool {
+    crate::error::CODES.iter().any(|code| std::ptr::eq(*code, error.code()))
 }
 
 fn fetch(url: &str, path: &Path, making: &Making<'_>) -> Result<()> {

@@ -33,6 +33,9 @@ crate::codes! {
          store does not offer them. Choose a store on a local disk with `--store DIR`.";
     IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
         "A file or folder that setup did not write stands where an entry belongs. Move it away.";
+    BAD_ROOT = "KILN-0904", Machine, "the store cannot be there",
+        "The store's path goes into the compiler's flags and into TOML files, so it must be UTF-8. A `~` that the \
+         shell did not expand (it does not in quotes) is refused, since it would make a folder of that name.";
 }
 
 /// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
@@ -121,7 +124,10 @@ impl Store {
         workspace: &Path,
         env: &Env,
     ) -> Result<Self> {
-        let named = |path: &Path, from| Ok(Store { root: workspace.join(path), from });
+        let named = |path: &Path, from: &'static str| {
+            refuse_tilde(path, from)?;
+            Self::at(workspace.join(path), from)
+        };
         if let Some(path) = flag.filter(|path| !path.as_os_str().is_empty()) {
             return named(path, "--store");
         }
@@ -133,13 +139,51 @@ impl Store {
         }
         // The XDG specification says that a relative path is to be ignored.
         if let Some(path) = env.var("XDG_CACHE_HOME").map(Path::new).filter(|path| path.is_absolute()) {
-            return Ok(Store { root: path.join("kiln"), from: "XDG_CACHE_HOME" });
+            return Self::at(path.join("kiln"), "XDG_CACHE_HOME");
         }
         if let Some(path) = env.var("HOME").map(Path::new).filter(|path| path.is_absolute()) {
-            return Ok(Store { root: path.join(".cache/kiln"), from: "HOME" });
+            return Self::at(path.join(".cache/kiln"), "HOME");
         }
         Err(Error::new(&NO_ROOT, "no folder for the store: HOME and XDG_CACHE_HOME name no absolute path")
             .hint("give one with --store DIR"))
+    }
+
+    fn at(root: PathBuf, from: &'static str) -> Result<Self> {
+        // Found out later, the whole source would have been fetched for nothing.
+        if root.to_str().is_none() {
+            return Err(Error::new(
+                &BAD_ROOT,
+                format!("{from} puts the store at {}, which is not UTF-8", root.display()),
+            )
+            .hint("choose another folder with --store DIR"));
+        }
+        Ok(Store { root, from })
+    }
+
+    /// Checks that nothing but a folder stands at the root, or nothing at all.
+    ///
+    /// # Errors
+    /// [`IN_THE_WAY`].
+    pub fn check_root(&self) -> Result<()> {
+        let found = match fs::metadata(&self.root) {
+            Ok(metadata) if !metadata.is_dir() => "is not a folder",
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => "is below a file",
+            _ => return Ok(()),
+        };
+        Err(Error::new(&IN_THE_WAY, format!("the store {} {found}", self.root.display()))
+            .hint("move it away, or choose another store with --store DIR"))
+    }
+
+    /// Files and folders of the store's upper levels that belong to another user than the one of this process, with
+    /// the user's number: what `sudo` leaves.
+    pub fn foreign(&self) -> Vec<(PathBuf, u32)> {
+        let mut places = vec![self.root.clone()];
+        for folder in ["downloads", "pristine", "sources", "backends", "build", "locks"] {
+            let folder = self.root.join(folder);
+            places.extend(fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()));
+            places.push(folder);
+        }
+        places.into_iter().filter_map(|path| owner_other_than_us(&path).map(|owner| (path, owner))).collect()
     }
 
     /// The absolute root.
@@ -209,6 +253,33 @@ impl Store {
         lock.inform();
         Ok(lock)
     }
+}
+
+/// Refuses a path that begins with a `~` that no shell has expanded.
+///
+/// # Errors
+/// [`BAD_ROOT`], naming `from`.
+pub fn refuse_tilde(path: &Path, from: &str) -> Result<()> {
+    if path.components().next().is_some_and(|first| first.as_os_str().as_encoded_bytes().starts_with(b"~")) {
+        return Err(Error::new(
+            &BAD_ROOT,
+            format!("{from} is {}, which begins with a literal `~`", path.display()),
+        )
+        .hint("write the path out, or leave the quotes away so that the shell expands it"));
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn owner_other_than_us(path: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let owner = fs::symlink_metadata(path).ok()?.uid();
+    (owner != rustix::process::geteuid().as_raw()).then_some(owner)
+}
+
+#[cfg(not(unix))]
+fn owner_other_than_us(_: &Path) -> Option<u32> {
+    None
 }
 
 /// A held lock.
