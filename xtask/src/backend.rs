@@ -15,6 +15,7 @@ use fs_err as fs;
 use serde_json::json;
 
 use crate::arch::Arch;
+use crate::checkpoint;
 use crate::child;
 use crate::decision::{Decision, Resolved};
 use crate::env::Env;
@@ -194,7 +195,7 @@ pub struct Making<'a> {
 pub fn make(making: &Making<'_>) -> Result<Backend> {
     let store = making.store;
     let key = key(making.pin, &making.source.key, making.toolchain);
-    let _lock = store.lock(&format!("backend-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Backend.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(backend) = verify(store, &key) {
         return Ok(backend);
     }
@@ -203,16 +204,21 @@ pub fn make(making: &Making<'_>) -> Result<Backend> {
     fs::create_dir_all(&target)?;
     fetch(making, &target)?;
     let built = build(making, &target)?;
+    checkpoint::pass("backend-built", making.env);
 
     let staging = store.stage(Kind::Backend, &key)?;
     for (from, name) in [(&built.library, library_name()), (&built.cargo_oxide, cargo_oxide_name())] {
         fs::copy(from, staging.path().join(name))?;
     }
+    checkpoint::pass("backend-staged", making.env);
     let scratch = tempfile::Builder::new().prefix("load-check-").tempdir_in(&target)?;
     let ptx = load_check(making, &staging.path().join(library_name()), scratch.path())?;
+    checkpoint::pass("backend-checked", making.env);
     let record = statement(making, &key, staging.path(), &ptx, started)?;
     record.save(staging.path())?;
+    checkpoint::pass("backend-publishing", making.env);
     staging.publish()?;
+    checkpoint::pass("backend-published", making.env);
     // The build is published: its intermediate files serve nobody any more.
     fs::remove_dir_all(&target)?;
     verify(store, &key)

@@ -11,6 +11,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{self, Limits, RootRule};
+use crate::checkpoint;
 use crate::download::{self, Download};
 use crate::env::Env;
 use crate::error::{Error, Result};
@@ -194,7 +195,7 @@ pub struct Making<'a> {
 pub fn make(pin: &Pin, patches: &[PinnedPatch], making: &Making<'_>) -> Result<Patched> {
     let store = making.store;
     let key = key(&pin.source, patches);
-    let _lock = store.lock(&format!("source-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Source.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(patched) = verify(store, &key) {
         return Ok(patched);
     }
@@ -204,14 +205,19 @@ pub fn make(pin: &Pin, patches: &[PinnedPatch], making: &Making<'_>) -> Result<P
 
     let staging = store.stage(Kind::Source, &key)?;
     let tree = staging.path().join(TREE);
+    checkpoint::pass("source-staged", making.env);
     copy_tree(&pristine, &tree)?;
     let workspace = pin.source.workspace(&tree);
     for patch in patches {
         making.progress.note(&format!("applying {}", patch.file));
     }
     patch::apply_series(&parsed, &workspace)?;
+    checkpoint::pass("source-patched", making.env);
     check_lock(&pin.source, &workspace)?;
-    let hash = publish_tree(staging, &pin.source.revision, patches)?;
+    let hash = describe_tree(&staging, &pin.source.revision, patches)?;
+    checkpoint::pass("source-publishing", making.env);
+    staging.publish()?;
+    checkpoint::pass("source-published", making.env);
     Ok(Patched { tree: store.entry(Kind::Source, &key).join(TREE), key, hash })
 }
 
@@ -229,7 +235,8 @@ fn check_lock(source: &Source, workspace: &Path) -> Result<()> {
     .hint("restore PROVENANCE and backend-patches/ from the repository; both must change together"))
 }
 
-fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) -> Result<TreeHash> {
+/// Writes the entry's description beside the staged tree, the last file before it is published.
+fn describe_tree(staging: &Staging, revision: &Revision, patches: &[PinnedPatch]) -> Result<TreeHash> {
     let hash = nar::hash_tree(&staging.path().join(TREE))?;
     let entry = Entry {
         tree: hash,
@@ -240,7 +247,6 @@ fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) 
         .map_err(|error| Error::new(&crate::error::BUG, format!("cannot write an entry: {error}")))?;
     text.push(b'\n');
     fs::write(staging.path().join(ENTRY_FILE), text)?;
-    staging.publish()?;
     Ok(hash)
 }
 
@@ -248,7 +254,7 @@ fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) 
 fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
     let store = making.store;
     let key = pristine_key(&pin.source);
-    let _lock = store.lock(&format!("pristine-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Pristine.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok((tree, hash)) = verify_entry(&store.entry(Kind::Pristine, &key))
         && hash == pin.source.tree
     {
@@ -257,6 +263,7 @@ fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
     let staging = store.stage(Kind::Pristine, &key)?;
     let tree = staging.path().join(TREE);
     fs::create_dir(&tree)?;
+    checkpoint::pass("pristine-staged", making.env);
     match making.origin {
         Origin::Repository => from_repository(&pin.source, &tree, making)?,
         Origin::Archive(path) => from_archive(&pin.source, path, &tree, making)?,
@@ -268,7 +275,11 @@ fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
             check_tree(&pin.source, &tree, &path.display().to_string())?;
         }
     }
-    publish_tree(staging, &pin.source.revision, &[])?;
+    checkpoint::pass("pristine-unpacked", making.env);
+    describe_tree(&staging, &pin.source.revision, &[])?;
+    checkpoint::pass("pristine-publishing", making.env);
+    staging.publish()?;
+    checkpoint::pass("pristine-published", making.env);
     Ok(store.entry(Kind::Pristine, &key).join(TREE))
 }
 
@@ -337,6 +348,7 @@ fn fetch(url: &str, path: &Path, making: &Making<'_>) -> Result<()> {
     }
     making.progress.note(&format!("downloading {url}"));
     download::download(&Download::new(url)?, path, making.progress)?;
+    checkpoint::pass("downloaded", making.env);
     Ok(())
 }
 

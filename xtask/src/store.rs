@@ -11,7 +11,8 @@
 //!
 //! An entry is staged beside its final name, completed, and renamed: it is there whole or not at all. A key is a
 //! hash of everything that decides the content, so an entry never changes; no time stamp is ever looked at.
-//! Readers take no lock and work on a read-only store. Left out: removing entries.
+//! Readers take no lock and work on a read-only store. What a killed setup leaves is swept by a later one. Left out:
+//! removing entries.
 
 use std::fmt;
 use std::io::Write as _;
@@ -94,6 +95,22 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 3] = [Kind::Pristine, Kind::Source, Kind::Backend];
+
+    /// The name of the lock that whoever makes the entry `key` holds.
+    pub fn lock_name(self, key: &Key) -> String {
+        self.lock_name_of(&key.0)
+    }
+
+    fn lock_name_of(self, key: &str) -> String {
+        let kind = match self {
+            Kind::Pristine => "pristine",
+            Kind::Source => "source",
+            Kind::Backend => "backend",
+        };
+        format!("{kind}-{key}")
+    }
+
     /// Its folder's name.
     pub fn folder(self) -> &'static str {
         match self {
@@ -212,7 +229,7 @@ impl Store {
     pub fn stage(&self, kind: Kind, key: &Key) -> Result<Staging> {
         let parent = self.root.join(kind.folder());
         fs::create_dir_all(&parent)?;
-        let prefix = format!(".staging-{key}-");
+        let prefix = format!("{STAGING}{key}-");
         for entry in fs::read_dir(&parent)? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
@@ -221,6 +238,35 @@ impl Store {
         }
         let folder = temporary_folder(&parent, &prefix)?;
         Ok(Staging { folder, entry: self.entry(kind, key), prefix })
+    }
+
+    /// Removes what killed setups left, of all keys: staging folders, and the target folders of builds that are
+    /// published. What a living setup works on is locked and left alone; what cannot be removed now stays.
+    pub fn sweep(&self) {
+        for kind in Kind::ALL {
+            for (path, name) in listed(&self.root.join(kind.folder())) {
+                let key = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
+                if let Some((key, _)) = key {
+                    self.remove_unlocked(&path, &kind.lock_name_of(key));
+                }
+            }
+        }
+        for (path, key) in listed(&self.root.join("build")) {
+            if self.root.join(Kind::Backend.folder()).join(&key).is_dir() {
+                self.remove_unlocked(&path, &Kind::Backend.lock_name_of(&key));
+            }
+        }
+    }
+
+    fn remove_unlocked(&self, path: &Path, lock: &str) {
+        let path_of_lock = self.root.join("locks").join(format!("{lock}.lock"));
+        let open =
+            fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path_of_lock);
+        // Held until the folder is gone.
+        let Ok(lock) = open else { return };
+        if lock.file().try_lock().is_ok() {
+            let _ = fs::remove_dir_all(path);
+        }
     }
 
     /// Takes the exclusive lock `name`, calling `waiting` once when another process holds it. The kernel releases it
@@ -328,6 +374,12 @@ impl Staging {
                 return Err(Error::new(&IN_THE_WAY, format!("{} is not a folder", entry.display()))
                     .hint(format!("move it away: mv {0} {0}.old", entry.display())));
             }
+            // In one step where the file system can: a reader then never finds nothing.
+            if exchange(folder.path(), &entry) {
+                drop(folder);
+                sync_folder(parent)?;
+                return Ok(entry);
+            }
             let aside = temporary_folder(parent, &prefix)?;
             fs::rename(&entry, aside.path().join("old"))?;
         }
@@ -337,6 +389,27 @@ impl Staging {
         sync_folder(parent)?;
         Ok(entry)
     }
+}
+
+/// Begins the name of a staging folder; the key and a random end follow.
+const STAGING: &str = ".staging-";
+
+/// The entries of a folder with their names; none when it cannot be read.
+fn listed(folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?))).collect()
+}
+
+/// Lets two paths change places; says whether the system did.
+#[cfg(target_os = "linux")]
+fn exchange(one: &Path, other: &Path) -> bool {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).is_ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> bool {
+    false
 }
 
 fn temporary_folder(parent: &Path, prefix: &str) -> Result<TempDir> {
