@@ -33,9 +33,10 @@ codes! {
         "Cargo joins arrays of several config files, and lets the nearest string win; it refuses to merge a string \
          with an array, and so does kiln. Write `rustflags` as an array in both files.";
     CFG_QUERY = "KILN-0212", Machine, "rustc cannot tell which cfg tables apply",
-        "A Cargo config file has flags under `[target.'cfg(...)']`. Whether they apply is asked from the pinned \
-         rustc, with the other host flags, as Cargo does. rustc did not answer; usually one of the flags is wrong, \
-         and Cargo fails with the same message.";
+        "A Cargo config file has flags under `[target.'cfg(...)']`. Whether they apply is asked from the \
+         pinned rustc, with the other host flags, as Cargo does. rustc did not answer; usually one of the \
+         flags is wrong, and Cargo fails with the same message. Mend the flag, or the path of rustc that the \
+         message shows.";
 }
 
 /// The host flags, in the order in which rustc gets them.

@@ -4,17 +4,27 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use xtask::cli::Cli;
+use clap::error::ErrorKind;
+use xtask::cli::{self, Cli};
 use xtask::env::Env;
 use xtask::error::Error;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        // `--help` and `--version` are no failures; a closed standard output is not ours to report.
+        Err(text) if !text.use_stderr() => {
+            let _ = text.print();
+            return ExitCode::SUCCESS;
+        }
+        // Without a verb, the help is the answer.
+        Err(help) if help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = help.print();
+            return ExitCode::FAILURE;
+        }
         Err(error) => {
-            // `--help` and `--version` are no failures; a closed standard output is not ours to report.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 1 } else { 0 });
+            report(&cli::usage_error(&error));
+            return ExitCode::FAILURE;
         }
     };
     match cli.run(&Env::of_process()) {

@@ -27,27 +27,30 @@ crate::codes! {
         "With `--offline` nothing is downloaded. Give the pinned revision with `--source`: an archive, a folder or a \
          git repository that has it.";
     NO_SOURCE = "KILN-0381", Machine, "the given source does not exist or is neither archive, folder nor repository",
-        "`--source` takes a .tar.gz or .tar file, a folder that holds the tree, or a git repository (bare or not) \
-         that has the pinned revision.";
+        "`--source` takes a .tar.gz or .tar file, a folder that holds the tree, or a git repository (bare or \
+         not) that has the pinned revision. Check the path, and give one of these.";
     NO_GIT = "KILN-0382", Machine, "git is needed to read a git repository",
         "`--source` names a git repository, whose tree is read with `git archive`. Nothing else needs git.";
     GIT_FAILED = "KILN-0383", Machine, "git cannot read the pinned revision from the repository",
-        "`git archive REVISION` failed in the repository that `--source` names, usually because the repository does \
-         not have the revision.";
+        "`git archive REVISION` failed in the repository that `--source` names, usually because the \
+         repository does not have the revision. Fetch the revision into that repository first.";
     WRONG_TREE = "KILN-0384", Refusal, "the source tree is not the pinned one",
         "PROVENANCE pins the hash of the revision's tree (file names, contents and executable bits; not the \
-         archive's compressed bytes, which hosts change). The tree that was found has another hash.";
+         archive's compressed bytes, which hosts change). The tree that was found has another hash. Give an \
+         unchanged copy of the revision, or leave `--source` out so that it is downloaded.";
     WRONG_ARCHIVE = "KILN-0385", Refusal, "the archive is not the pinned one",
         "PROVENANCE has `archive-sha256` and the archive's bytes have another hash. Hosts sometimes compress the same \
          tree anew; the message says whether the tree is equal. If it is, record the new hash or remove \
          `archive-sha256`: the tree's hash alone decides what is built.";
     WRONG_LOCK = "KILN-0387", Refusal, "the lock file is not the pinned one",
-        "The Cargo.lock of the patched tree has another hash than PROVENANCE records, so other crates would be built.";
+        "The Cargo.lock of the patched tree has another hash than PROVENANCE records, so other crates would \
+         be built. Restore PROVENANCE and backend-patches/ from the repository; they change together.";
     CHANGED = "KILN-0388", Refusal, "a source tree in the store was changed",
         "A tree in the store has another hash than when it was published. Something edited it. `cargo xtask setup` \
          replaces it by a fresh one.";
     MISSING = "KILN-0389", Machine, "the patched source is not in the store",
-        "`build` compiles against the verified, patched source that `setup` publishes, and it is not there.";
+        "`build` compiles against the verified, patched source that `setup` publishes, and it is not there. \
+         Run `cargo xtask setup`, which makes it.";
 }
 
 /// Version of what this module does to a tree; part of its keys.

@@ -491,3 +491,170 @@ fn a10_an_explicit_llc_that_cannot_be_used_fails_before_any_work() {
     // Empty is unset.
     with(&world, &["setup", "--offline", "--source", &upstream], &[("CUDA_OXIDE_LLC", "")]).exits(0);
 }
+
+#[test]
+fn every_error_has_a_code_and_a_hint() {
+    let world = World::new();
+    for arguments in [
+        &["biuld"][..],
+        &["setup", "--no-such-option"],
+        &["setup", "--source", "/no/such/thing"],
+        &["setup", "--source", "/dev/null"],
+        &["setup", "--store"],
+        &["build", "--arch"],
+        &["build", "--arch", "86"],
+        &["explain", "KILN-9999"],
+        &["completions", "csh"],
+        &["man", "/dev/null"],
+        &["setup", "--offline"],
+    ] {
+        let run = world.run(arguments);
+        assert!(matches!(run.status, 1 | 2), "{arguments:?}: {}", run.status);
+        let mut lines = run.stderr.lines();
+        assert!(
+            lines.next().is_some_and(|line| line.starts_with("error[KILN-")),
+            "{arguments:?}: {}",
+            run.stderr
+        );
+        assert!(run.stderr.lines().any(|line| line.starts_with("hint: ")), "{arguments:?}: {}", run.stderr);
+        assert_eq!(run.stdout, "", "{arguments:?}");
+    }
+    assert_eq!(
+        world.run(&["build", "--arch"]).stderr,
+        "error[KILN-0105]: a value is required for '--arch <sm_NN[a|f]>' but none was supplied\n\
+         hint: run: cargo xtask --help, or cargo xtask VERB --help\n"
+    );
+    let help = world.run(&[]).exits(1);
+    assert!(help.stderr.contains("Usage: cargo xtask") && help.stderr.contains("doctor"), "{}", help.stderr);
+    assert!(world.run(&["--help"]).exits(0).stdout.contains("Exit codes: 0 done"));
+}
+
+#[test]
+fn quiet_leaves_warnings_and_errors_alone() {
+    let world = World::new();
+    fs::write(world.path("work/.cargo/config.toml"), "[target.'cfg(']\nrustflags = ['x']\n").unwrap();
+    let upstream = world.path("upstream").display().to_string();
+    let run = world.run(&["setup", "--quiet", "--offline", "--source", &upstream]).exits(0);
+    assert!(run.stdout.contains("next      cargo xtask build"), "{}", run.stdout);
+    let lines: Vec<_> = run.stderr.lines().collect();
+    assert!(lines.len() == 1 && lines[0].starts_with("setup: warning: "), "{}", run.stderr);
+    assert_eq!(world.run(&["build", "-q", "--arch", "sm_86"]).exits(0).stderr, "");
+    assert!(seen(&world, "sm_86").contains(" --quiet"));
+}
+
+#[test]
+fn no_color_and_no_terminal_leave_no_escape_sequence() {
+    let world = World::new();
+    let upstream = world.path("upstream").display().to_string();
+    for arguments in
+        [&["setup", "--offline", "--source", &upstream][..], &["doctor"], &["--help"], &["biuld"]]
+    {
+        let run = with(&world, arguments, &[("NO_COLOR", "1"), ("TERM", "xterm-256color")]);
+        assert!(!run.stdout.contains('\u{1b}') && !run.stderr.contains('\u{1b}'), "{arguments:?}");
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_need_no_checkout() {
+    let world = World::new();
+    let folder = world.path("elsewhere");
+    fs::create_dir(&folder).unwrap();
+    for (shell, says) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef xtask"),
+        ("fish", "complete -c xtask"),
+        ("powershell", "Register-ArgumentCompleter"),
+    ] {
+        let mut command = world.command(&["completions", shell]);
+        let run = finished(command.current_dir(&folder).output().unwrap()).exits(0);
+        assert!(run.stdout.contains(says) && run.stdout.contains("doctor"), "{shell}: {}", run.stdout);
+    }
+    let mut command = world.command(&["man", "pages"]);
+    finished(command.current_dir(&folder).output().unwrap()).exits(0);
+    for page in ["cargo-xtask.1", "cargo-xtask-setup.1", "cargo-xtask-doctor.1", "cargo-xtask-build.1"] {
+        let text = fs::read_to_string(folder.join("pages").join(page)).unwrap();
+        assert!(text.contains(".SH NAME"), "{page}: {text}");
+    }
+}
+
+/// The cases by family, with how many there are.
+const FAMILIES: [(char, usize); 7] =
+    [('A', 15), ('B', 20), ('C', 19), ('D', 15), ('E', 10), ('F', 13), ('G', 9)];
+
+/// Cases that another part of the product may answer; the table may leave their tests empty.
+const OPEN: [&str; 2] = ["F10", "F13"];
+
+#[test]
+fn the_table_of_cases_names_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = root.join("../docs/cases.md");
+    let mut tests = Vec::new();
+    collect_tests(root, &mut tests);
+    let text = fs::read_to_string(&page).unwrap();
+    let mut cases = Vec::new();
+    let mut fresh = String::new();
+    for line in text.lines() {
+        let cells: Vec<_> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+        let [case, _, behaviour, named] = cells[..] else {
+            fresh.push_str(&format!("{line}\n"));
+            continue;
+        };
+        if case == "case" {
+            fresh.push_str(&format!("{line}\n"));
+            continue;
+        }
+        cases.push(case.to_owned());
+        assert!(!behaviour.is_empty(), "{case}: what happens?");
+        let named: Vec<_> = named.split(", ").filter(|name| !name.is_empty()).collect();
+        let about: Vec<_> = tests.iter().filter(|name| is_about(name, case)).cloned().collect();
+        let start = line.rfind(" | ").unwrap();
+        let listed: Vec<_> = about.iter().map(|name| format!("`{name}`")).collect();
+        fresh.push_str(&format!("{} | {} |\n", &line[..start], listed.join(", ")));
+        if std::env::var_os("KILN_BLESS").is_some() {
+            continue;
+        }
+        assert!(!named.is_empty() || OPEN.contains(&case), "{case} has no test");
+        for name in named {
+            let name = name.trim_matches('`');
+            assert!(
+                about.iter().any(|test| test == name),
+                "{case}: there is no test {name}; KILN_BLESS=1 mends the table"
+            );
+        }
+    }
+    let expected: Vec<_> = FAMILIES
+        .iter()
+        .flat_map(|(family, count)| (1..=*count).map(move |number| format!("{family}{number}")))
+        .collect();
+    assert_eq!(cases, expected);
+    if std::env::var_os("KILN_BLESS").is_some() {
+        fs::write(page, fresh).unwrap();
+    }
+}
+
+/// Says whether a test's name begins with the case, perhaps after others: `c9_c10_...` is about both.
+fn is_about(test: &str, case: &str) -> bool {
+    test.split('_')
+        .take_while(|word| {
+            word.len() > 1
+                && word.starts_with(|c: char| ('a'..='g').contains(&c))
+                && word[1..].bytes().all(|b| b.is_ascii_digit())
+        })
+        .any(|word| word.eq_ignore_ascii_case(case))
+}
+
+fn collect_tests(folder: &Path, tests: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect_tests(&path, tests);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let names =
+                text.lines().filter_map(|line| line.trim_start().strip_prefix("fn ")?.split_once('('));
+            tests.extend(names.map(|(name, _)| name.to_owned()));
+        }
+    }
+    tests.sort();
+    tests.dedup();
+}

@@ -26,7 +26,8 @@ use crate::toolchain::Toolchain;
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
-        "The child's messages stand above, and its exit code is this command's.";
+        "The child's messages stand above, and its exit code is this command's. Mend what the first of them \
+         says.";
     SELFTEST_FAILED = "KILN-0131", Internal, "the engine's self-test failed",
         "The engine was built, and its own test says that its arithmetic is wrong on this machine. Please report it \
          with the table above.";
@@ -59,7 +60,11 @@ impl Build {
     /// # Errors
     /// A refusal, or the child's failure with its own exit code.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        if self.arch.is_empty() { build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+        if self.arch.is_empty() {
+            build_cpu(self.common.quiet, workspace, env)
+        } else {
+            self.build_gpu(workspace, env)
+        }
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
@@ -78,6 +83,7 @@ impl Build {
             return Err(problem.clone().into());
         }
         let gpu = GpuBuild {
+            quiet: self.common.quiet,
             workspace,
             env,
             pins: plan.pins.require()?,
@@ -114,6 +120,7 @@ impl Build {
 
 /// A GPU build whose inputs are all verified.
 struct GpuBuild<'a> {
+    quiet: bool,
     workspace: &'a Path,
     env: &'a Env,
     pins: &'a Pins,
@@ -217,6 +224,9 @@ impl GpuBuild<'_> {
         }
         command.arg("--cargo-target-dir").arg(target);
         command.args(["--", "--manifest-path", MANIFEST, "--release", "--locked"]);
+        if self.quiet {
+            command.arg("--quiet");
+        }
         // Its banner is for people; standard output is for our own result.
         command.stdout(Stdio::from(std::io::stderr()));
         succeed(&mut command, "cargo oxide build")
@@ -256,11 +266,14 @@ fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
-fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
+fn build_cpu(quiet: bool, workspace: &Path, env: &Env) -> Result<u8> {
     let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
     command.arg("--message-format=json-render-diagnostics");
+    if quiet {
+        command.arg("--quiet");
+    }
     command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
@@ -275,7 +288,9 @@ fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
     let binary = binary.ok_or_else(|| {
         Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
     })?;
-    eprintln!("built {}", binary.display());
+    if !quiet {
+        eprintln!("built {}", binary.display());
+    }
     let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
         Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
     })?;

@@ -50,7 +50,7 @@ impl Setup {
     /// # Errors
     /// Whatever stands in the way; what was published before stays and is used by the next run.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("setup");
+        let progress = progress::on_stderr("setup", self.common.quiet);
         let offline = self.offline
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
         let origin = match &self.source {
@@ -112,7 +112,7 @@ impl Setup {
             &plan::host_config(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
-            progress.note(&format!("warning: {warning}"));
+            progress.warn(warning);
         }
         checkpoint::pass("selecting", env);
         remember(&plan, workspace)?;
