@@ -20,6 +20,7 @@ use crate::error::{Error, Exit, Result};
 use crate::llc::Tools;
 use crate::output;
 use crate::plan::{self, Pins, Plan, Request};
+use crate::progress;
 use crate::ptx::{self, Expectation, Ptx};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -68,6 +69,7 @@ impl Build {
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let progress = progress::on_stderr("build", self.common.quiet);
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
@@ -76,7 +78,7 @@ impl Build {
                 plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
-                eprintln!("warning: {note}");
+                progress.warn(note);
             }
         }
         if let Some(problem) = plan.problem() {
@@ -95,7 +97,8 @@ impl Build {
         };
         gpu.refuse_other_backend()?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
-            eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
+            let target = target.display();
+            progress.warn(&format!("CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -288,9 +291,7 @@ fn build_cpu(quiet: bool, workspace: &Path, env: &Env) -> Result<u8> {
     let binary = binary.ok_or_else(|| {
         Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
     })?;
-    if !quiet {
-        eprintln!("built {}", binary.display());
-    }
+    progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
     let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
         Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
     })?;
