@@ -185,7 +185,7 @@ fn e7_a_file_system_without_locks_is_refused_by_name() {
         .output()
         .unwrap();
     if !made.status.success() || !cfg!(all(target_os = "linux", target_env = "gnu")) {
-        eprintln!("SKIPPED e7: no library can be loaded in front of libc here");
+        support::skipped("e7", "no library can be loaded in front of libc here");
         return;
     }
     let upstream = world.path("upstream").display().to_string();
@@ -392,7 +392,7 @@ fn g5_a_linked_worktree_as_source_is_read_as_the_repository_that_it_is() {
         })
     };
     if git("upstream", &["init", "--quiet"]).is_err() {
-        eprintln!("SKIPPED g5: there is no git");
+        support::skipped("g5", "there is no git");
         return;
     }
     git("upstream", &["add", "-A"]).unwrap();
@@ -424,7 +424,7 @@ fn g8_a_closed_standard_error_or_full_output_is_no_panic() {
     drop(child.stderr.take());
     assert_eq!(child.wait().unwrap().code(), Some(1));
     let Ok(full) = fs::File::options().write(true).open("/dev/full") else {
-        eprintln!("SKIPPED g8: there is no /dev/full");
+        support::skipped("g8", "there is no /dev/full");
         return;
     };
     let mut command = world.command(&["doctor"]);
@@ -438,7 +438,7 @@ fn g9_files_of_another_user_are_named_with_the_command() {
     world.setup();
     let entry = world.path("store/backends");
     if std::os::unix::fs::chown(&entry, Some(12_345), None).is_err() {
-        eprintln!("SKIPPED g9: only root can give a file away");
+        support::skipped("g9", "only root can give a file away");
         return;
     }
     let run = world.run(&["doctor"]).exits(0);

@@ -294,6 +294,11 @@ PTX
     )
 }
 
+/// Says on the real standard error, which the test harness does not keep back, that a test was skipped and why.
+pub fn skipped(test: &str, why: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED {test}: {why}\n").as_bytes());
+}
+
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
