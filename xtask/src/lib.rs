@@ -9,6 +9,7 @@ pub mod atomic;
 pub mod backend;
 pub mod cargo_config;
 pub mod checkout;
+pub mod checkpoint;
 pub mod child;
 pub mod cli;
 pub mod cmd;

@@ -34,8 +34,8 @@ crate::codes! {
          major may give other bits or wrong PTX without any message, so it is refused rather than skipped. Unset \
          the variable to let kiln choose.";
     NO_NVPTX = "KILN-0314", Refusal, "the llc that was asked for cannot make PTX",
-        "CUDA_OXIDE_LLC, or the flag, names an llc that was built without the nvptx64 target. It would fail at the \
-         end of the build; it is refused now.";
+        "CUDA_OXIDE_LLC, or the flag, names an llc that was built without the nvptx64 target. It would fail \
+         at the end of the build; it is refused now. Unset the variable, or name an llc with that target.";
     NO_OPT = "KILN-0315", Refusal, "no opt of llc's LLVM major",
         "Without an `opt` of the same major as llc the backend skips the middle end and writes unoptimised PTX; with \
          another major the IR may be rejected or misread. Install `opt` of the same release, beside llc.";

@@ -85,7 +85,7 @@ pub fn make(model: &Model, making: &Making<'_>) -> Result<PathBuf> {
             ),
         ));
     }
-    let _lock = store.lock(&format!("model-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Model.lock_name(&key), &|text| making.progress.note(text))?;
     if let Some(path) = find(store, model)? {
         return Ok(path);
     }

@@ -273,8 +273,23 @@ fn resolve_store(
     let remembered = selection.map(|selection| selection.store.as_path());
     match Store::locate(request.store.as_deref(), remembered, workspace, env) {
         Ok(store) => {
+            if let Err(error) = store.check_root() {
+                return failed(decision, error);
+            }
             decision.chosen = Some(store.root().display().to_string());
             decision.why = format!("{} names it", store.from);
+            let foreign = store.foreign();
+            if let Some((path, owner)) = foreign.first() {
+                let more = match foreign.len() - 1 {
+                    0 => String::new(),
+                    more => format!(", and {more} more of another user"),
+                };
+                decision.notes.push(format!(
+                    "{} belongs to user {owner}{more}; if setup may not write there: sudo chown -R \"$(id -u)\" {}",
+                    path.display(),
+                    store.root().display()
+                ));
+            }
             Resolved { decision, value: Some(store) }
         }
         Err(error) => failed(decision, error),

@@ -27,7 +27,8 @@ use crate::toolchain::Toolchain;
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
-        "The child's messages stand above, and its exit code is this command's.";
+        "The child's messages stand above, and its exit code is this command's. Mend what the first of them \
+         says.";
     SELFTEST_FAILED = "KILN-0131", Internal, "the engine's self-test failed",
         "The engine was built, and its own test says that its arithmetic is wrong on this machine. Please report it \
          with the table above.";
@@ -60,18 +61,22 @@ impl Build {
     /// # Errors
     /// A refusal, or the child's failure with its own exit code.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        if self.arch.is_empty() { build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+        if self.arch.is_empty() {
+            build_cpu(self.common.quiet, workspace, env)
+        } else {
+            self.build_gpu(workspace, env)
+        }
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("build");
+        let progress = progress::on_stderr("build", self.common.quiet);
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let gpu = GpuBuild::prepare(&plan, &archs, env, progress.as_ref())?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
             let target = target.display();
-            progress.note(&format!("warning: CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
+            progress.warn(&format!("CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -96,6 +101,7 @@ impl Build {
 
 /// A GPU build whose inputs are all verified.
 pub struct GpuBuild<'a> {
+    quiet: bool,
     workspace: &'a Path,
     env: &'a Env,
     pins: &'a Pins,
@@ -150,13 +156,14 @@ impl<'a> GpuBuild<'a> {
                 plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
-                progress.note(&format!("warning: {note}"));
+                progress.warn(note);
             }
         }
         if let Some(problem) = plan.problem() {
             return Err(problem.clone().into());
         }
         let gpu = GpuBuild {
+            quiet: progress.is_quiet(),
             workspace: &plan.workspace,
             env,
             pins: plan.pins.require()?,
@@ -266,6 +273,9 @@ impl<'a> GpuBuild<'a> {
         }
         command.arg("--cargo-target-dir").arg(target);
         command.args(["--", "--manifest-path", MANIFEST, "--release", "--locked"]);
+        if self.quiet {
+            command.arg("--quiet");
+        }
         // Its banner is for people; standard output is for our own result.
         command.stdout(Stdio::from(std::io::stderr()));
         succeed(&mut command, "cargo oxide build")
@@ -293,11 +303,14 @@ fn library_path(link: &Path, env: &Env) -> Result<OsString> {
 }
 
 /// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
-fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
+fn build_cpu(quiet: bool, workspace: &Path, env: &Env) -> Result<u8> {
     let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
     let mut command = Command::new(cargo);
     command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
     command.arg("--message-format=json-render-diagnostics");
+    if quiet {
+        command.arg("--quiet");
+    }
     command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
@@ -312,7 +325,7 @@ fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
     let binary = binary.ok_or_else(|| {
         Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
     })?;
-    progress::on_stderr("build").note(&format!("built {}", binary.display()));
+    progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
     let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
         Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
     })?;

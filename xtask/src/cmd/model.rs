@@ -39,6 +39,10 @@ pub struct Model {
     /// Use no network [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
+
+    /// Say nothing but warnings and errors on standard error
+    #[arg(long, short)]
+    quiet: bool,
 }
 
 impl Model {
@@ -70,7 +74,7 @@ impl Model {
         let wheel = self.wheel.as_deref().map(|path| env.absolute(path)).transpose()?;
         let offline = self.offline
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
-        let progress = progress::on_stderr("model");
+        let progress = progress::on_stderr("model", self.quiet);
         let making =
             Making { store: &store, wheel: wheel.as_deref(), offline, env, progress: progress.as_ref() };
         output::line(&model::make(model, &making)?.display().to_string())?;

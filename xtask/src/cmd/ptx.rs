@@ -36,7 +36,7 @@ crate::codes! {
     NO_PTXAS = "KILN-0152", Machine, "there is no ptxas",
         "Registers, shared memory and spills are read from `ptxas -v`. It is part of the CUDA toolkit.";
     NO_ARCH = "KILN-0153", Machine, "no architecture was named, and none is recorded",
-        "Without `--arch` the architectures are those that PROVENANCE has digests of.";
+        "Without `--arch` the architectures are those that PROVENANCE has digests of. Name one with `--arch sm_NN`.";
     RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
         "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
          `cargo xtask ptx bless`; one of them was edited or merged alone.";
@@ -360,7 +360,7 @@ impl Check {
         if !same_ptxas {
             let is = plan.ptxas.value.as_ref().map_or("not there", |ptxas| &ptxas.full);
             let was = table.ptxas.as_deref().unwrap_or("no ptxas");
-            progress::on_stderr("ptx").note(&format!(
+            progress::on_stderr("ptx", self.common.quiet).warn(&format!(
                 "ptxas is {is}, the table is of {was}: registers, memory and spills are not compared"
             ));
         }

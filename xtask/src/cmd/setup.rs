@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::backend;
 use crate::checkout::{self, LINK};
+use crate::checkpoint;
 use crate::cli::Common;
 use crate::decision::{Problem, Thoroughness};
 use crate::env::Env;
@@ -49,7 +50,7 @@ impl Setup {
     /// # Errors
     /// Whatever stands in the way; what was published before stays and is used by the next run.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("setup");
+        let progress = progress::on_stderr("setup", self.common.quiet);
         let offline = self.offline
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
         let origin = match &self.source {
@@ -70,7 +71,11 @@ impl Setup {
         let flags = plan.host_flags.require()?;
 
         let steps = steps(&plan, &origin);
+        if !self.dry_run {
+            store.sweep();
+        }
         if steps.is_empty() {
+            let _lock = checkout::lock(workspace, progress.as_ref())?;
             remember(&plan, workspace)?;
             output::line("setup: everything is in place, nothing was done")?;
             return Ok(0);
@@ -98,15 +103,20 @@ impl Setup {
             env,
             progress: progress.as_ref(),
         })?;
+        let lock = checkout::lock(workspace, progress.as_ref())?;
+        checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
+        checkpoint::pass("configuring", env);
         let written = host_config::write(
             &checkout::host_config_path(workspace),
             &plan::host_config(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
-            progress.note(&format!("warning: {warning}"));
+            progress.warn(warning);
         }
+        checkpoint::pass("selecting", env);
         remember(&plan, workspace)?;
+        drop(lock);
 
         // The same resolver that `build` and `doctor` use has the last word.
         let plan = Plan::resolve(&request, workspace, env);

@@ -107,8 +107,8 @@ fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> 
         }
         Some(_) if path.is_file() => {
             let shown = path.display();
-            let progress = progress::on_stderr("gate");
-            progress.note(&format!("{shown} is used as it is: nothing can be built here"));
+            let progress = progress::on_stderr("gate", true);
+            progress.warn(&format!("{shown} is used as it is: nothing can be built here"));
             Ok(Ok(path))
         }
         Some(problem) => {

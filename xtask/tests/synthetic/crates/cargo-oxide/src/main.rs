@@ -1,6 +1,6 @@
 //! Stands in for cargo-oxide: takes the same arguments and environment, and has llc write one PTX file.
 //!
-//! It appends what it saw to `$CARGO_TARGET_DIR`'s `calls.txt`, so that tests can read it.
+//! It appends what it saw to the target folder's `calls.txt` and writes `seen.txt`, so that tests can read it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,6 +25,10 @@ fn main() {
     calls.push_str(&format!("arch={arch} no_fma={contraction} ptx={}\n", ptx.exists()));
     fs::create_dir_all(target.join("release")).unwrap();
     fs::write(target.join("calls.txt"), calls).unwrap();
+    let folder = std::env::current_dir().unwrap();
+    let libraries = std::env::var("LIBRARY_PATH").unwrap_or_default();
+    let seen = format!("{}\nLIBRARY_PATH={libraries}\n{}\n", folder.display(), arguments[1..].join(" "));
+    fs::write(target.join("seen.txt"), seen).unwrap();
     if !ptx.exists() {
         let status = Command::new(variable("CUDA_OXIDE_LLC"))
             .args([&format!("-mcpu={arch}"), "-o"])
