@@ -40,6 +40,9 @@ enum Verb {
     Setup(cmd::setup::Setup),
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
+    Gate(cmd::gate::Gate),
+    Ptx(cmd::ptx::Ptx),
+    Model(cmd::model::Model),
     Explain(cmd::explain::Explain),
     Completions(cmd::completions::Completions),
     Man(cmd::man::Man),
@@ -58,6 +61,11 @@ pub struct Common {
     #[arg(long, value_name = "NAME|SYSROOT", global = true)]
     pub toolchain: Option<OsString>,
 
+    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one
+    /// [default: CUDA_OXIDE_LLC, else the preferred major]
+    #[arg(long, value_name = "PATH|MAJOR", global = true)]
+    pub llc: Option<OsString>,
+
     /// Say nothing but warnings and errors on standard error, and let Cargo do the same
     #[arg(long, short, global = true)]
     pub quiet: bool,
@@ -70,6 +78,9 @@ impl Cli {
     /// Whatever the verb reports.
     pub fn run(self, env: &Env) -> Result<u8> {
         match self.verb {
+            Verb::Gate(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Ptx(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Model(verb) => verb.run(&workspace_root(env)?, env),
             Verb::Setup(verb) => verb.run(&workspace_root(env)?, env),
             Verb::Build(verb) => verb.run(&workspace_root(env)?, env),
             Verb::Doctor(verb) => verb.run(&workspace_root(env)?, env),

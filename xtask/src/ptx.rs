@@ -3,6 +3,14 @@
 //! llc's exit status proves nothing: the architecture, leaked intrinsics and the version are judged by the PTX itself.
 //! Left out: instruction semantics; only names are looked at.
 
+pub mod compare;
+pub mod driver;
+pub mod listing;
+pub mod record;
+pub mod scan;
+pub mod table;
+pub mod usage;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 

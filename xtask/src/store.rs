@@ -5,6 +5,7 @@
 //! pristine/<key>/                 tree/ as upstream has it, entry.json
 //! sources/<key>/                  tree/ with the carried patches applied, entry.json
 //! backends/<key>/                 the backend, cargo-oxide, record.json
+//! models/<sha256>/                a model's file, keyed by its own hash
 //! build/<key>/                    Cargo's target folder of a build that has not been published yet
 //! locks/<name>.lock               kernel locks; the content only informs
 //! ```
@@ -48,6 +49,11 @@ impl Key {
     /// Starts a key for entries of `kind`, whose recipe has the given version.
     pub fn builder(kind: &str, recipe: u32) -> KeyBuilder {
         KeyBuilder(Sha256::new()).field("kind", kind).field("recipe", &recipe.to_string())
+    }
+
+    /// The key of an entry that is one file with this hash.
+    pub fn of_file(sha256: &crate::hash::Sha256) -> Self {
+        Key(sha256.to_string())
     }
 }
 
@@ -93,10 +99,12 @@ pub enum Kind {
     Source,
     /// The built backend.
     Backend,
+    /// A model's file.
+    Model,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::Pristine, Kind::Source, Kind::Backend];
+    const ALL: [Kind; 4] = [Kind::Pristine, Kind::Source, Kind::Backend, Kind::Model];
 
     /// The name of the lock that whoever makes the entry `key` holds.
     pub fn lock_name(self, key: &Key) -> String {
@@ -108,6 +116,7 @@ impl Kind {
             Kind::Pristine => "pristine",
             Kind::Source => "source",
             Kind::Backend => "backend",
+            Kind::Model => "model",
         };
         format!("{kind}-{key}")
     }
@@ -118,6 +127,7 @@ impl Kind {
             Kind::Pristine => "pristine",
             Kind::Source => "sources",
             Kind::Backend => "backends",
+            Kind::Model => "models",
         }
     }
 }

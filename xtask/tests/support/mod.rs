@@ -168,12 +168,20 @@ esac
         }
     }
 
+    /// Gives the machine one card.
+    pub fn lay_card(&self) {
+        let smi = "#!/bin/sh\ncase $1 in\n--query-gpu*) echo 'NVIDIA H200, 9.0, 580.65.06' ;;\n*) echo 'CUDA Version: 13.0 ' ;;\nesac\n";
+        self.script("bin/nvidia-smi", smi);
+    }
+
     fn lay_cuda(&self) {
         fs::create_dir_all(self.path("cuda/include")).unwrap();
         fs::write(self.path("cuda/include/cuda.h"), "#define CUDA_VERSION 13000\n").unwrap();
         fs::create_dir_all(self.path("cuda/lib64/stubs")).unwrap();
         fs::write(self.path("cuda/lib64/stubs/libcuda.so"), "").unwrap();
-        self.script("cuda/bin/ptxas", "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n");
+        self.script("cuda/bin/ptxas", PTXAS);
+        // The machine's own card must not count.
+        self.script("bin/nvidia-smi", "#!/bin/sh\necho 'No devices were found'\nexit 6\n");
         fs::write(self.path("cuda/libclang.so"), "").unwrap();
     }
 
@@ -294,6 +302,21 @@ PTX
     )
 }
 
+/// Answers as ptxas 13.0: every entry needs 12 registers, and spills as many bytes as `spill` beside `bin` says.
+const PTXAS: &str = r#"#!/bin/sh
+case $1 in
+    --version) echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit 0 ;;
+    -v) ;;
+    *) exit 1 ;;
+esac
+spill=$(cat "${0%/bin/ptxas}/spill" 2>/dev/null || echo 0)
+sed -n 's/^[.]visible [.]entry \([^(]*\)(.*/\1/p' "$3" | while read -r entry; do
+    echo "ptxas info    : Compiling entry function '$entry' for '${2#-arch=}'"
+    echo "ptxas info    : Function properties for $entry"
+    echo "    0 bytes stack frame, $spill bytes spill stores, $spill bytes spill loads"
+    echo "ptxas info    : Used 12 registers, used 0 barriers"
+done >&2
+"#;
 /// Says on the real standard error, which the test harness does not keep back, that a test was skipped and why.
 pub fn skipped(test: &str, why: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED {test}: {why}\n").as_bytes());

@@ -3,6 +3,7 @@
 //! It appends what it saw to the target folder's `calls.txt` and writes `seen.txt`, so that tests can read it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
@@ -38,8 +39,17 @@ fn main() {
             exit(status.code().unwrap_or(1));
         }
     }
-    fs::write(target.join("release/kiln"), "a program\n").unwrap();
+    let program = target.join("release/kiln");
+    fs::write(&program, KILN).unwrap();
+    fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
 }
+
+/// A self-test that fails with a planted defect.
+const KILN: &str = r#"#!/bin/sh
+echo "kiln $*"
+case " $* " in *" --plant "*) echo "5 compared, 1 failed"; exit 1 ;; esac
+echo "5 compared, 0 failed"
+"#;
 
 fn fail<T>(what: &str) -> T {
     eprintln!("synthetic cargo-oxide: no {what}");
