@@ -27,6 +27,11 @@ enum Verb {
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
     Explain(cmd::explain::Explain),
+    Verify(cmd::verify::Verify),
+    Bundle(cmd::bundle::Bundle),
+    Attest(cmd::attest::Attest),
+    Store(cmd::store::List),
+    Gc(cmd::gc::Gc),
 }
 
 /// Options that every verb takes.
@@ -55,6 +60,11 @@ impl Cli {
             Verb::Build(verb) => verb.run(&workspace, env),
             Verb::Doctor(verb) => verb.run(&workspace, env),
             Verb::Explain(verb) => verb.run(),
+            Verb::Verify(verb) => verb.run(&workspace, env),
+            Verb::Bundle(verb) => verb.run(&workspace, env),
+            Verb::Attest(verb) => verb.run(&workspace, env),
+            Verb::Store(verb) => verb.run(&workspace, env),
+            Verb::Gc(verb) => verb.run(&workspace, env),
         }
     }
 }

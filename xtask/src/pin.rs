@@ -86,6 +86,10 @@ pub struct Source {
     pub lock: TreePath,
     /// The sha256 of that lock file in the patched tree.
     pub lock_sha256: Sha256,
+    /// The hash of the vendored folder of every crate from git in the lock files, by `NAME-VERSION`: a lock file has a
+    /// checksum for crates of the registry alone. Used where crates come from a bundle.
+    #[serde(default)]
+    pub git_crates: BTreeMap<String, TreeHash>,
 }
 
 /// One `[[patch]]`.

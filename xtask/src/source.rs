@@ -108,7 +108,7 @@ const ENTRY_FILE: &str = "entry.json";
 const TREE: &str = "tree";
 
 /// The key of the unpatched tree.
-fn pristine_key(source: &Source) -> Key {
+pub fn pristine_key(source: &Source) -> Key {
     Key::builder("pristine", RECIPE).field("tree", &source.tree.to_string()).finish()
 }
 
@@ -142,6 +142,18 @@ pub fn verify(store: &Store, key: &Key) -> Result<Patched> {
     let folder = store.entry(Kind::Source, key);
     let (tree, hash) = verify_entry(&folder)?;
     Ok(Patched { key: key.clone(), tree, hash })
+}
+
+/// The unpatched tree and its hash, if it is in the store; its hash was compared with the one it was published with.
+///
+/// # Errors
+/// It was changed ([`CHANGED`]).
+pub fn verify_pristine(store: &Store, source: &Source) -> Result<Option<(PathBuf, TreeHash)>> {
+    let folder = store.entry(Kind::Pristine, &pristine_key(source));
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    verify_entry(&folder).map(Some)
 }
 
 fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
@@ -411,7 +423,7 @@ fn is_git_variable(name: &OsStr) -> bool {
 }
 
 /// Copies a tree: folders, files with their executable bit, and links as they are.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

@@ -13,16 +13,20 @@ use crate::arch::Arch;
 use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
+use crate::cmd::store;
 use crate::cuda::{LibClang, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::llc::Tools;
 use crate::output;
+use crate::pin::Pin;
 use crate::plan::{self, Pins, Plan, Request};
 use crate::ptx::{self, Expectation, Ptx};
+use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
+use crate::vendor::{self, Vendored};
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
@@ -59,7 +63,44 @@ impl Build {
     /// # Errors
     /// A refusal, or the child's failure with its own exit code.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        if self.arch.is_empty() { build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+        if self.arch.is_empty() { self.build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+    }
+
+    /// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
+    fn build_cpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
+        command.arg("--message-format=json-render-diagnostics");
+        // Crates from a bundle serve without any network. Without a readable PROVENANCE or store there are none.
+        let crates = Pin::load(workspace).and_then(|pin| {
+            let store = store::locate(&self.common, workspace, env)?;
+            vendor::find(&store, &pin, workspace)
+        });
+        if let Ok(Some(crates)) = crates {
+            command.args(crates.arguments());
+        }
+        command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| {
+            Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
+        })?;
+        let mut binary = None;
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines() {
+                binary = executable(&line?).or(binary);
+            }
+        }
+        check(child.wait()?, "cargo build", &CARGO_FAILED)?;
+        let binary = binary.ok_or_else(|| {
+            Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
+        })?;
+        eprintln!("built {}", binary.display());
+        let status =
+            Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
+                Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
+            })?;
+        check(status, "kiln selftest", &SELFTEST_FAILED)?;
+        Ok(0)
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
@@ -77,16 +118,7 @@ impl Build {
         if let Some(problem) = plan.problem() {
             return Err(problem.clone().into());
         }
-        let gpu = GpuBuild {
-            workspace,
-            env,
-            pins: plan.pins.require()?,
-            toolchain: plan.rustc.require()?,
-            tools: plan.llc.require()?,
-            backend: plan.backend.require()?,
-            cuda: plan.cuda.require()?,
-            libclang: plan.libclang.require()?,
-        };
+        let gpu = gpu(&plan, workspace, env)?;
         gpu.refuse_other_backend()?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
             eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
@@ -112,8 +144,27 @@ impl Build {
     }
 }
 
+/// The GPU build that `plan` describes.
+///
+/// # Errors
+/// The first decision that has no value.
+pub(crate) fn gpu<'a>(plan: &'a Plan, workspace: &'a Path, env: &'a Env) -> Result<GpuBuild<'a>> {
+    let pins = plan.pins.require()?;
+    Ok(GpuBuild {
+        workspace,
+        env,
+        pins,
+        toolchain: plan.rustc.require()?,
+        tools: plan.llc.require()?,
+        backend: plan.backend.require()?,
+        cuda: plan.cuda.require()?,
+        libclang: plan.libclang.require()?,
+        crates: vendor::find(plan.store.require()?, &pins.pin, workspace)?,
+    })
+}
+
 /// A GPU build whose inputs are all verified.
-struct GpuBuild<'a> {
+pub(crate) struct GpuBuild<'a> {
     workspace: &'a Path,
     env: &'a Env,
     pins: &'a Pins,
@@ -122,6 +173,8 @@ struct GpuBuild<'a> {
     backend: &'a Backend,
     cuda: &'a Toolkit,
     libclang: &'a LibClang,
+    /// The crates, where the store has them.
+    crates: Option<Vendored>,
 }
 
 struct Built {
@@ -158,20 +211,7 @@ impl GpuBuild<'_> {
 
     fn build(&self, arch: &Arch) -> Result<Built> {
         let target = self.workspace.join("target/device").join(arch.to_string());
-        let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
-        fs::create_dir_all(&ptx_folder)?;
-        self.run(arch, &target, &ptx_folder)?;
-        let mut files = ptx_files(&ptx_folder)?;
-        if files.is_empty() {
-            // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
-            self.clean(&target)?;
-            self.run(arch, &target, &ptx_folder)?;
-            files = ptx_files(&ptx_folder)?;
-        }
-        if files.is_empty() {
-            return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
-                .hint(format!("run: rm -r {}, and build again", target.display())));
-        }
+        let files = self.ptx_in(arch, &target)?;
         let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
         let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
         let mut checked = Vec::new();
@@ -180,8 +220,34 @@ impl GpuBuild<'_> {
             ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
             checked.push((path, ptx));
         }
+        if let Some(folder) = checked.first().and_then(|(path, _)| path.parent()) {
+            let files: Vec<PathBuf> = checked.iter().map(|(path, _)| path.clone()).collect();
+            PtxRecord::write(folder, &arch.to_string(), self.backend.library_sha256, &files)?;
+        }
         let binary = target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX));
         Ok(Built { arch: *arch, binary, ptx: checked })
+    }
+
+    /// Builds in the target folder `target` and returns the PTX files, which are not checked yet.
+    pub(crate) fn ptx_in(&self, arch: &Arch, target: &Path) -> Result<Vec<PathBuf>> {
+        let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
+        fs::create_dir_all(&ptx_folder)?;
+        for path in ptx_record::drop_changed(&ptx_folder)? {
+            eprintln!("warning: {} was changed since it was built: it is made again", path.display());
+        }
+        self.run(arch, target, &ptx_folder)?;
+        let mut files = ptx_files(&ptx_folder)?;
+        if files.is_empty() {
+            // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
+            self.clean(target)?;
+            self.run(arch, target, &ptx_folder)?;
+            files = ptx_files(&ptx_folder)?;
+        }
+        if files.is_empty() {
+            return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
+                .hint(format!("run: rm -r {}, and build again", target.display())));
+        }
+        Ok(files)
     }
 
     /// A hash of everything but the sources that decides the PTX. It names the PTX folder, which cargo-oxide hashes into
@@ -203,6 +269,10 @@ impl GpuBuild<'_> {
         command.env("RUSTC_BOOTSTRAP", "1");
         command.env("CUDA_TOOLKIT_PATH", &self.cuda.root).env("LIBCLANG_PATH", &self.libclang.folder);
         command.env("LIBRARY_PATH", library_path(&self.cuda.link, self.env)?);
+        if let Some(crates) = &self.crates {
+            let home = self.workspace.join("target/device/cargo-home");
+            command.env("CARGO_HOME", crates.cargo_home(&home, self.env)?);
+        }
         Ok(command)
     }
 
@@ -253,34 +323,6 @@ fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
-}
-
-/// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
-fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
-    let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
-    command.arg("--message-format=json-render-diagnostics");
-    command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| {
-        Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
-    })?;
-    let mut binary = None;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            binary = executable(&line?).or(binary);
-        }
-    }
-    check(child.wait()?, "cargo build", &CARGO_FAILED)?;
-    let binary = binary.ok_or_else(|| {
-        Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
-    })?;
-    eprintln!("built {}", binary.display());
-    let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
-        Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
-    })?;
-    check(status, "kiln selftest", &SELFTEST_FAILED)?;
-    Ok(0)
 }
 
 /// The program that one of Cargo's JSON messages names.

@@ -17,6 +17,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::arch::CODES,
         crate::archive::CODES,
         crate::backend::CODES,
+        crate::bundle::CODES,
         crate::cargo_config::CODES,
         crate::child::CODES,
         crate::cuda::CODES,
@@ -28,11 +29,14 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::patch::CODES,
         crate::pin::CODES,
         crate::ptx::CODES,
+        crate::roots::CODES,
         crate::selection::CODES,
         crate::source::CODES,
         crate::store::CODES,
         crate::toolchain::CODES,
+        crate::vendor::CODES,
         super::build::CODES,
+        super::verify::CODES,
         CODES,
     ];
     let mut codes: Vec<_> = modules.into_iter().flatten().copied().collect();
