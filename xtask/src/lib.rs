@@ -35,6 +35,7 @@ pub mod progress;
 pub mod ptx;
 pub mod ptx_record;
 pub mod record;
+pub mod repin;
 pub mod roots;
 pub mod selection;
 pub mod source;

@@ -35,11 +35,11 @@ codes! {
     PATCH_CHANGED = "KILN-0205", Refusal, "a carried patch is not the recorded one",
         "PROVENANCE records the sha256 of every carried patch over its bytes. The file has another hash, so the \
          backend built with it would not be the pinned one. Usual causes: the patch was edited on purpose (record \
-         it with `cargo xtask pin`), or git converted its line endings on checkout (`core.autocrlf`; the \
+         it with `cargo xtask pin --patches --write`), or git converted its line endings on checkout (`core.autocrlf`; the \
          repository's .gitattributes turns that off for patches).";
     PATCH_STRAY = "KILN-0206", Refusal, "a patch is not listed in PROVENANCE",
         "Every *.patch file in backend-patches/ must have a [[patch]] entry in PROVENANCE, so that no patch is \
-         forgotten without a word. Record it with `cargo xtask pin`, or remove the file.";
+         forgotten without a word. Record it with `cargo xtask pin --patches --write`, or remove the file.";
 }
 
 /// The pin file's name, at the root of the workspace.
@@ -254,7 +254,8 @@ impl Pin {
         }
         strays.sort();
         let message = format!("not listed in {FILE_NAME}: {}", strays.join(", "));
-        Err(Error::new(&PATCH_STRAY, message).hint("record it with `cargo xtask pin`, or remove it"))
+        Err(Error::new(&PATCH_STRAY, message)
+            .hint("record it with `cargo xtask pin --patches --write`, or remove it"))
     }
 }
 
@@ -295,7 +296,7 @@ impl Patch {
             );
             // Removed first, because git takes a file that it converted itself for unchanged.
             return Err(Error::new(&PATCH_CHANGED, message).hint(format!(
-                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin`"
+                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin --patches --write`"
             )));
         }
         Ok(PinnedPatch {

@@ -29,6 +29,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::patch::CODES,
         crate::pin::CODES,
         crate::ptx::CODES,
+        crate::repin::CODES,
         crate::roots::CODES,
         crate::selection::CODES,
         crate::source::CODES,
