@@ -15,6 +15,7 @@ pub mod child;
 pub mod cli;
 pub mod cmd;
 pub mod cuda;
+pub mod cuda_wheels;
 pub mod decision;
 pub mod download;
 pub mod env;

@@ -61,6 +61,21 @@ pub struct Pin {
     pub llvm: Llvm,
     /// The kernels and their verified outputs: `[kernels]`.
     pub kernels: Kernels,
+    /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
+    pub cuda: Vec<CudaWheel>,
+}
+
+/// One `[[cuda]]`: a Python wheel of NVIDIA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaWheel {
+    /// The package's name.
+    pub package: String,
+    /// Its exact version.
+    pub version: String,
+    /// The machines that it is for, `ARCH-OS` as Rust names them: `x86_64-linux`.
+    pub target: String,
+    /// The sha256 of the wheel.
+    pub sha256: Sha256,
 }
 
 /// `[source]`: which upstream tree the backend and the device crates come from.
@@ -337,6 +352,17 @@ struct RawPin {
     toolchain: Table<Toolchain>,
     llvm: Table<RawLlvm>,
     kernels: Table<Kernels>,
+    #[serde(default)]
+    cuda: Vec<Table<RawCudaWheel>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawCudaWheel {
+    package: Spanned<String>,
+    version: Spanned<String>,
+    target: Spanned<String>,
+    sha256: Sha256,
 }
 
 #[derive(Deserialize)]
@@ -390,7 +416,30 @@ impl RawPin {
             return Err((llvm.preferred.span(), message));
         }
 
+        let mut cuda = Vec::new();
+        for Table(wheel) in self.cuda {
+            // They become words of pip's requirements: nothing else may hide in them.
+            for word in [&wheel.package, &wheel.version, &wheel.target] {
+                let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+                if !word.get_ref().starts_with(|c: char| c.is_ascii_alphanumeric())
+                    || !word.get_ref().chars().all(plain)
+                {
+                    let message =
+                        format!("expected letters, digits, `.`, `_` and `-`, found {:?}", word.get_ref());
+                    return Err((word.span(), message));
+                }
+            }
+            let (package, version) = (wheel.package.into_inner(), wheel.version.into_inner());
+            cuda.push(CudaWheel {
+                package,
+                version,
+                target: wheel.target.into_inner(),
+                sha256: wheel.sha256,
+            });
+        }
+
         Ok(Pin {
+            cuda,
             source: self.source.0,
             patches,
             toolchain: self.toolchain.0,

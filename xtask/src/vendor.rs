@@ -407,11 +407,12 @@ pub fn git_crates(locks: &Locks, into: &Path, collecting: &Collecting<'_>) -> Re
     }
     let scratch = tempfile::Builder::new().prefix(".vendor-").tempdir_in(into)?;
     let folder = scratch.path().join("all");
-    let manifests = manifests(collecting);
+    let manifests = manifests_with_git(collecting)?;
+    let Some((first, others)) = manifests.split_first() else { return Ok(()) };
     let mut arguments =
         vec!["vendor", "--locked", "--versioned-dirs", "--respect-source-config", "--manifest-path"];
-    let mut paths = vec![manifests[0].as_path()];
-    for manifest in &manifests[1..] {
+    let mut paths = vec![first.as_path()];
+    for manifest in others {
         // Each option is followed by its path in `run_cargo`.
         arguments.push("--sync");
         paths.push(manifest);
@@ -450,8 +451,21 @@ const GIT_CRATES: &str = "git-crates";
 
 /// The manifests of the workspaces, upstream's first.
 fn manifests(collecting: &Collecting<'_>) -> Vec<PathBuf> {
-    let own = own_locks(collecting.workspace).filter_map(|lock| Some(lock.parent()?.join("Cargo.toml")));
-    std::iter::once(collecting.upstream.join("Cargo.toml")).chain(own.filter(|path| path.is_file())).collect()
+    let own = own_locks(collecting.workspace).map(|lock| lock.with_file_name("Cargo.toml"));
+    std::iter::once(collecting.upstream.join("Cargo.toml")).chain(own).collect()
+}
+
+/// Those of [`manifests`] whose lock files name a git repository.
+fn manifests_with_git(collecting: &Collecting<'_>) -> Result<Vec<PathBuf>> {
+    let mut locks = vec![collecting.pin.source.lock.under(collecting.upstream)];
+    locks.extend(own_locks(collecting.workspace));
+    let mut found = Vec::new();
+    for (manifest, lock) in manifests(collecting).into_iter().zip(locks) {
+        if read_lock(&lock)?.iter().any(Locked::is_git) {
+            found.push(manifest);
+        }
+    }
+    Ok(found)
 }
 
 /// Runs Cargo with `arguments`; each of the last `paths.len()` options is followed by its path.

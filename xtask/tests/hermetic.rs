@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -506,4 +507,71 @@ fn every_new_verb_has_help() {
             assert!(run.stdout.contains(option), "{verb} lacks {option}");
         }
     }
+}
+
+#[test]
+fn cuda_wheels_are_laid_verified_and_found() {
+    let world = World::new();
+    // No toolkit by any variable, and none of this machine.
+    let wheel = wheel(&[
+        ("nvidia/cu13/include/cuda.h", "#define CUDA_VERSION 13000\nCUresult CUDAAPI cuInit(unsigned int);\n"),
+        ("nvidia/cu13/bin/ptxas", "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"),
+        ("nvidia/cu13/bin/nvcc", "not needed"),
+        ("nvidia/cu13/lib/libnvvm.so.4", "nvvm"),
+        ("parts-1.0.dist-info/METADATA", "Name: parts\nLicense-Expression: LicenseRef-Theirs\n\ntext\n"),
+    ]);
+    let sum = Sha256::of(&wheel);
+    fs::write(world.path("parts.whl"), &wheel).unwrap();
+    let provenance = world.path("work/PROVENANCE");
+    let target = xtask::cuda_wheels::target();
+    let table = format!("\n[[cuda]]\npackage = \"parts\"\nversion = \"1.0\"\ntarget = \"{target}\"\nsha256 = \"{sum}\"\n");
+    let text = fs::read_to_string(&provenance).unwrap();
+    fs::write(&provenance, text.clone() + &table).unwrap();
+    // Stands in for pip: checks what it is asked, and copies the file.
+    let pip = format!(
+        "#!/bin/sh\necho \"$@\" > '{0}/asked'\nwhile [ $# -gt 0 ]; do case $1 in -d) to=$2 ;; -r) grep -q 'parts==1.0 --hash=sha256:{sum}' \"$2\" || exit 9 ;; esac; shift; done\nmkdir -p \"$to\" && cp '{0}/parts.whl' \"$to/parts-1.0.whl\"\n",
+        world.path("").display()
+    );
+    world.script("bin/python3", &pip);
+    let upstream = world.path("upstream").display().to_string();
+    let run = |arguments: &[&str]| {
+        let mut command = world.command(arguments);
+        command.env_remove("CUDA_TOOLKIT_PATH");
+        finished(command.output().unwrap())
+    };
+    let setup = ["setup", "--offline", "--source", &upstream, "--cuda", "wheels"];
+
+    fs::write(world.path("parts.whl"), "another").unwrap();
+    run(&setup).exits(70).says("error[KILN-0347]").says("parts 1.0 has not the pinned sha256");
+    fs::write(world.path("parts.whl"), &wheel).unwrap();
+    let first = run(&setup).exits(0);
+    assert!(first.stdout.contains("licence   NVIDIA's CUDA Toolkit: LicenseRef-Theirs\n"), "{}", first.stdout);
+    let asked = fs::read_to_string(world.path("asked")).unwrap();
+    for option in ["--no-deps", "--require-hashes", "--no-index"] {
+        assert!(asked.contains(option), "{asked}");
+    }
+    assert_eq!(run(&setup).exits(0).stdout, "setup: everything is in place, nothing was done\n");
+    let doctor = run(&["doctor"]).exits(0);
+    assert!(doctor.stdout.contains("the store (setup --cuda wheels)): chosen"), "{}", doctor.stdout);
+    run(&["build", "--arch", "sm_86"]).exits(0);
+
+    let root = fs::read_dir(world.path("store/cuda")).unwrap().next().unwrap().unwrap().path().join("toolkit");
+    assert!(root.join("lib64/stubs/libcuda.so").is_file() && root.join("nvvm/lib64/libnvvm.so").is_file());
+    assert!(!root.join("bin/nvcc").exists());
+    run(&["verify"]).exits(0);
+    run(&["gc"]).exits(0);
+    fs::write(root.join("include/cuda.h"), "#define CUDA_VERSION 13000\n").unwrap();
+    assert!(run(&["verify"]).exits(70).stdout.contains("[KILN-0350]"));
+
+    fs::write(&provenance, text).unwrap();
+    run(&setup).exits(1).says("error[KILN-0345]");
+}
+
+fn wheel(files: &[(&str, &str)]) -> Vec<u8> {
+    let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    for (name, text) in files {
+        writer.start_file(*name, zip::write::SimpleFileOptions::default()).unwrap();
+        writer.write_all(text.as_bytes()).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
 }

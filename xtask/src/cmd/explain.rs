@@ -21,6 +21,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::cargo_config::CODES,
         crate::child::CODES,
         crate::cuda::CODES,
+        crate::cuda_wheels::CODES,
         crate::download::CODES,
         crate::error::CODES,
         crate::host_config::CODES,

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::backend;
 use crate::bundle::Bundle;
 use crate::checkout::{self, LINK};
 use crate::cli::Common;
+use crate::cuda_wheels;
 use crate::decision::{Problem, Thoroughness};
 use crate::env::Env;
 use crate::error::{ACCESS, Error, READ_ONLY, Result};
@@ -48,6 +49,11 @@ pub struct Setup {
     #[arg(long, value_name = "HASH", requires = "bundle")]
     bundle_sha256: Option<Sha256>,
 
+    /// Also lay a CUDA toolkit's parts into the store, from NVIDIA's Python wheels through pip: for machines without a
+    /// toolkit. They are NVIDIA's, under NVIDIA's licence
+    #[arg(long, value_name = "wheels")]
+    cuda: Option<CudaParts>,
+
     /// Use no network: the source must be in the store or given, the crates in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
@@ -55,6 +61,13 @@ pub struct Setup {
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
+}
+
+/// Where CUDA toolkit parts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CudaParts {
+    /// NVIDIA's Python wheels that PROVENANCE pins
+    Wheels,
 }
 
 impl Setup {
@@ -90,6 +103,11 @@ impl Setup {
         if bundle.is_some() && vendor::find(store, &pins.pin, workspace)?.is_none() {
             steps.push("verify the crates in the bundle and lay them into the store".to_owned());
         }
+        if self.cuda.is_some() && cuda_wheels::find(store, &pins.pin).is_none() {
+            steps.push(
+                "fetch NVIDIA's wheels with pip, verify them and lay the CUDA toolkit parts".to_owned(),
+            );
+        }
         let root = root(pins, toolchain, workspace)?;
         if steps.is_empty() {
             remember(&plan, workspace)?;
@@ -106,6 +124,11 @@ impl Setup {
 
         // Until the end nothing of this store is removed, whether or not a checkout is noted for it already.
         let _in_use = store.lock_shared(inventory::GC_LOCK, &|text| progress.note(text))?;
+        if self.cuda.is_some() {
+            let parts = cuda_wheels::make(&pins.pin, store, offline, env, progress.as_ref())?;
+            output::line(&format!("cuda      {}", parts.root.display()))?;
+            output::line(&format!("licence   NVIDIA's CUDA Toolkit: {}", parts.licence))?;
+        }
         let bundle = match bundle {
             Some(path) => {
                 progress.note(&format!("unpacking {}", path.display()));
@@ -200,12 +223,13 @@ fn steps(plan: &Plan, origin: &Origin) -> Vec<String> {
 /// What this checkout uses of the store.
 fn root(pins: &Pins, toolchain: &Toolchain, workspace: &Path) -> Result<Root> {
     let source = pins.source_key();
-    let entries = [
+    let mut entries = vec![
         (Kind::Pristine, source::pristine_key(&pins.pin.source)),
         (Kind::Backend, backend::key(&pins.pin, &source, toolchain)),
         (Kind::Source, source),
         (Kind::Vendor, vendor::key(&pins.pin, workspace)?),
     ];
+    entries.extend(cuda_wheels::key(&pins.pin).map(|key| (Kind::Cuda, key)));
     Ok(Root::new(workspace, pins.pin.source.revision.as_str(), &entries))
 }
 

@@ -11,6 +11,7 @@ use crate::backend::{self, Backend, Place};
 use crate::binary_diff;
 use crate::cli::Common;
 use crate::cmd::build;
+use crate::cuda_wheels;
 use crate::decision::{Decision, Thoroughness};
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
@@ -292,6 +293,12 @@ fn recorded(plan: &Plan, workspace: &Path) -> Result<Vec<Check>> {
             checks.push(Check::same("vendored crates", &folder, &hash, Some(&hash)));
         }
         Err(error) => checks.push(Check::error("vendored crates", &error)),
+    }
+    if let Some(parts) = cuda_wheels::find(store, pin) {
+        match parts.verify() {
+            Ok(hash) => checks.push(Check::same("CUDA toolkit parts", &parts.root, &hash, Some(&hash))),
+            Err(error) => checks.push(Check::error("CUDA toolkit parts", &error)),
+        }
     }
     let (Some(source), Some(backend)) = (&plan.source.value, &plan.backend.value) else { return Ok(checks) };
     checks.extend(named_by_the_record(pins, source, backend, workspace));
