@@ -16,6 +16,7 @@ use fs_err as fs;
 use serde_json::json;
 
 use crate::arch::Arch;
+use crate::checkpoint;
 use crate::child;
 use crate::decision::{Decision, Resolved};
 use crate::env::Env;
@@ -34,10 +35,12 @@ use crate::vendor::Vendored;
 
 crate::codes! {
     MISSING = "KILN-0910", Machine, "the backend is not built",
-        "The store has no backend for this combination of source, patches, lock file and rustc.";
+        "The store has no backend for this combination of source, patches, lock file and rustc. Run `cargo \
+         xtask setup`, which makes it.";
     CHANGED = "KILN-0911", Refusal, "the backend is not the one that setup built",
-        "The record beside the backend holds the sha256 of every file that setup published. A file has another one: \
-         it was replaced or damaged. Kernels compiled by it would be nobody's kernels.";
+        "The record beside the backend holds the sha256 of every file that setup published. A file has \
+         another one: it was replaced or damaged. Kernels compiled by it would be nobody's kernels. Run \
+         `cargo xtask setup`, which builds it anew.";
     FETCH_FAILED = "KILN-0912", Machine, "the crates of the backend cannot be fetched",
         "`cargo fetch --locked` failed for the patched source. With `--offline`, every crate must already be in \
          CARGO_HOME.";
@@ -45,10 +48,13 @@ crate::codes! {
         "`cargo build` failed for the patched source. The compiler's messages stand above. Usual causes: a toolchain \
          without rustc-dev, no C linker, too little memory or disk.";
     NO_ARTIFACT = "KILN-0914", Internal, "the build did not say where its result is",
-        "Cargo ended well but reported no dynamic library or program of the expected crate.";
+        "Cargo ended well but reported no dynamic library or program of the expected crate. Please report it \
+         with the output of `cargo xtask setup`.";
     LOAD_CHECK = "KILN-0915", Refusal, "the backend fails its load check",
-        "After the build, and before anything is published, a tiny kernel is compiled with the new backend and the \
-         chosen llc, and its PTX is checked. That failed, so the backend is not published.";
+        "After the build, and before anything is published, a tiny kernel is compiled with the new backend \
+         and the chosen llc, and its PTX is checked. That failed, so the backend is not published. Check the \
+         llc, opt and rustc that `cargo xtask doctor` shows; the cause below the message is what the compiler \
+         said.";
 }
 
 /// Version of the recipe; part of the key.
@@ -217,7 +223,7 @@ pub struct Place<'a> {
 pub fn make(making: &Making<'_>) -> Result<Backend> {
     let store = making.store;
     let key = key(making.pin, &making.source.key, making.toolchain);
-    let _lock = store.lock(&format!("backend-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Backend.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(backend) = verify(store, &key) {
         return Ok(backend);
     }
@@ -230,16 +236,21 @@ pub fn make(making: &Making<'_>) -> Result<Backend> {
     };
     let place = Place { tree: &making.source.tree, target: &target, cargo_home: &cargo_home, home: None };
     let built = compile(making, &place)?;
+    checkpoint::pass("backend-built", making.env);
 
     let staging = store.stage(Kind::Backend, &key)?;
     for (from, name) in [(&built.library, library_name()), (&built.cargo_oxide, cargo_oxide_name())] {
         fs::copy(from, staging.path().join(name))?;
     }
+    checkpoint::pass("backend-staged", making.env);
     let scratch = tempfile::Builder::new().prefix("load-check-").tempdir_in(&target)?;
     let ptx = load_check(making, &staging.path().join(library_name()), scratch.path())?;
+    checkpoint::pass("backend-checked", making.env);
     let record = statement(making, &key, staging.path(), &ptx, started)?;
     record.save(staging.path())?;
+    checkpoint::pass("backend-publishing", making.env);
     staging.publish()?;
+    checkpoint::pass("backend-published", making.env);
     // The build is published: its intermediate files serve nobody any more.
     fs::remove_dir_all(&target)?;
     verify(store, &key)
@@ -351,6 +362,9 @@ fn fetch(making: &Making<'_>, place: &Place<'_>) -> Result<()> {
     if making.offline {
         command.arg("--offline");
     }
+    if making.progress.is_quiet() {
+        command.arg("--quiet");
+    }
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().map_err(|error| {
         Error::new(&FETCH_FAILED, format!("cannot start {}", command.get_program().display())).cause(error)
     })?;
@@ -391,6 +405,9 @@ pub fn compile(making: &Making<'_>, place: &Place<'_>) -> Result<Built> {
     command.args(["build", "--release", "--locked", "--offline", "--message-format=json-render-diagnostics"]);
     command.args(["-p", &backend, "-p", &cargo_oxide]);
     command.arg("--manifest-path").arg(manifest(making, place)).arg("--target-dir").arg(place.target);
+    if making.progress.is_quiet() {
+        command.arg("--quiet");
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&BUILD_FAILED, format!("cannot start {}", command.get_program().display())).cause(error)

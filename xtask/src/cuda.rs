@@ -25,10 +25,11 @@ crate::codes! {
         "CUDA_TOOLKIT_PATH or CUDA_HOME names a folder that lacks cuda.h, or a libcuda.so to link with. It is not \
          skipped: the crates that read the variable would use that folder alone.";
     NO_LIBCLANG = "KILN-0343", Machine, "no libclang",
-        "bindgen reads cuda.h through libclang, and no libclang shared library was found. On Debian and Ubuntu the \
-         package libclang-dev has it.";
+        "bindgen reads cuda.h through libclang, and no libclang shared library was found. On Debian and \
+         Ubuntu the package libclang-dev has it. Install it, or set LIBCLANG_PATH to the folder that has it.";
     BAD_LIBCLANG = "KILN-0344", Machine, "LIBCLANG_PATH leads to no libclang",
-        "LIBCLANG_PATH must be a libclang shared library or the folder that holds one. bindgen would fail with it.";
+        "LIBCLANG_PATH must be a libclang shared library or the folder that holds one. bindgen would fail \
+         with it. Set it to such a folder, or unset it.";
 }
 
 /// Where to look for the toolkit and for libclang.

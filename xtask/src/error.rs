@@ -1,6 +1,6 @@
 //! The one error type of the product: a stable code, what was found, and the command that mends it.
 //!
-//! Every module declares its codes with [`codes!`]; [`crate::explain`] lists them all, so that an error, its
+//! Every module declares its codes with [`codes!`](crate::codes); [`crate::cmd::explain`] lists them all, so that an error, its
 //! `explain` text and its documentation page come from the same source.
 
 use std::fmt;
@@ -71,7 +71,8 @@ macro_rules! codes {
 codes! {
     IO = "KILN-0101", Internal, "an input or output operation failed",
         "Reading or writing a file failed for a reason that is not a missing permission or a full disk. The \
-         message names the path and the system's reason.";
+         message names the path and the system's reason. Check the path and its file system, and run the \
+         command again.";
     ACCESS = "KILN-0102", Machine, "no permission for a file or folder",
         "The named path cannot be read or written by this user. `doctor` and `build` need only read access to a \
          store that `setup` has filled; `setup` needs write access. Choose another store with `--store DIR`, or \
@@ -185,6 +186,16 @@ impl From<io::Error> for Error {
             io::ErrorKind::ReadOnlyFilesystem => &READ_ONLY,
             _ => &IO,
         };
-        Error::new(code, error.to_string())
+        let hint = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "mend its permissions or owner, or choose another store with --store DIR"
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "free some room there, or choose a store on another disk with --store DIR"
+            }
+            io::ErrorKind::ReadOnlyFilesystem => "choose a writable store with --store DIR",
+            _ => return Error::new(code, error.to_string()),
+        };
+        Error::new(code, error.to_string()).hint(hint)
     }
 }

@@ -11,6 +11,7 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::error::Result;
+use crate::pin::Pin;
 use crate::record::Statement;
 use crate::roots;
 use crate::store::{Kind, Store};
@@ -64,10 +65,13 @@ pub fn list(store: &Store) -> Result<Vec<Item>> {
     for kind in Kind::ALL {
         for (path, name) in children(&store.root().join(kind.folder()))? {
             let key = is_key(&name).then_some(name.as_str());
-            let staged =
-                name.strip_prefix(".staging-").and_then(|rest| rest.get(..32)).filter(|key| is_key(key));
+            let staged = name.strip_prefix(".staging-").and_then(|rest| rest.split_once('-'));
+            let staged = staged.map(|(key, _)| key).filter(|key| is_key(key));
             let (state, why, used_by) = if let Some(key) = key {
-                let used_by = users(&roots::name(kind, key));
+                let used_by = match kind {
+                    Kind::Model => models(&live, key),
+                    _ => users(&roots::name(kind, key)),
+                };
                 let state = if used_by.is_empty() { State::Unused } else { State::Used };
                 (state, describe(kind, &path), used_by)
             } else if staged.is_some() || name.starts_with(REMOVING) {
@@ -75,7 +79,7 @@ pub fn list(store: &Store) -> Result<Vec<Item>> {
             } else {
                 (State::Foreign, "kiln did not make this".to_owned(), Vec::new())
             };
-            let lock = key.or(staged).map(|key| format!("{}-{key}", lock_prefix(kind)));
+            let lock = key.or(staged).map(|key| kind.lock_name_of(key));
             items.push(item(path, state, why, used_by, lock)?);
         }
     }
@@ -193,17 +197,6 @@ fn item(
     Ok(Item { path, bytes, age: age.unwrap_or_default().as_secs(), state, why, used_by, lock })
 }
 
-/// The names of the locks of `source::make` and its like.
-fn lock_prefix(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Pristine => "pristine",
-        Kind::Source => "source",
-        Kind::Backend => "backend",
-        Kind::Vendor => "vendor",
-        Kind::Cuda => "cuda",
-    }
-}
-
 fn describe(kind: Kind, path: &Path) -> String {
     match kind {
         Kind::Pristine | Kind::Source => {
@@ -227,8 +220,19 @@ fn describe(kind: Kind, path: &Path) -> String {
             _ => "a backend without a readable record".to_owned(),
         },
         Kind::Vendor => "the crates of all workspaces, from a bundle".to_owned(),
+        Kind::Model => "a model".to_owned(),
         Kind::Cuda => "CUDA toolkit parts from NVIDIA's wheels".to_owned(),
     }
+}
+
+/// The checkouts whose PROVENANCE lists the model with this sha256.
+fn models(live: &[roots::Root], sha256: &str) -> Vec<PathBuf> {
+    let lists = |root: &&roots::Root| {
+        // Where it cannot be read, it may.
+        Pin::load(&root.workspace)
+            .map_or(true, |pin| pin.models.iter().any(|model| model.sha256.to_string() == sha256))
+    };
+    live.iter().filter(lists).map(|root| root.workspace.clone()).collect()
 }
 
 fn children(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
@@ -247,7 +251,7 @@ fn children(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
 }
 
 fn is_key(name: &str) -> bool {
-    name.len() == 32 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    matches!(name.len(), 32 | 64) && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Bytes of all files below `path`. What vanishes meanwhile counts nothing.

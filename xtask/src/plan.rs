@@ -36,6 +36,8 @@ pub struct Request {
     pub store: Option<PathBuf>,
     /// `--toolchain`.
     pub toolchain: Option<OsString>,
+    /// `--llc`.
+    pub llc: Option<OsString>,
     /// Whether to stop at the first good candidate or to explain all of them.
     pub thoroughness: Thoroughness,
 }
@@ -43,7 +45,12 @@ pub struct Request {
 impl Request {
     /// The request in a verb's common options.
     pub fn new(common: &Common, thoroughness: Thoroughness) -> Self {
-        Request { store: common.store.clone(), toolchain: common.toolchain.clone(), thoroughness }
+        Request {
+            store: common.store.clone(),
+            toolchain: common.toolchain.clone(),
+            llc: common.llc.clone(),
+            thoroughness,
+        }
     }
 }
 
@@ -135,8 +142,7 @@ impl Plan {
                 let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
                 let toolchain = rustc.value.as_ref();
                 let (llc, host_flags, backend) = thread::scope(|scope| {
-                    let llc =
-                        scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
+                    let llc = scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request, env));
                     let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
                     let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
                     (
@@ -271,8 +277,23 @@ fn resolve_store(
     let remembered = selection.map(|selection| selection.store.as_path());
     match Store::locate(request.store.as_deref(), remembered, workspace, env) {
         Ok(store) => {
+            if let Err(error) = store.check_root() {
+                return failed(decision, error);
+            }
             decision.chosen = Some(store.root().display().to_string());
             decision.why = format!("{} names it", store.from);
+            let foreign = store.foreign();
+            if let Some((path, owner)) = foreign.first() {
+                let more = match foreign.len() - 1 {
+                    0 => String::new(),
+                    more => format!(", and {more} more of another user"),
+                };
+                decision.notes.push(format!(
+                    "{} belongs to user {owner}{more}; if setup may not write there: sudo chown -R \"$(id -u)\" {}",
+                    path.display(),
+                    store.root().display()
+                ));
+            }
             Resolved { decision, value: Some(store) }
         }
         Err(error) => failed(decision, error),
@@ -306,7 +327,7 @@ fn resolve_llc(
     pins: &Resolved<Pins>,
     toolchain: Option<&Toolchain>,
     settings: &BTreeMap<String, String>,
-    thoroughness: Thoroughness,
+    asked: &Request,
     env: &Env,
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
@@ -316,7 +337,14 @@ fn resolve_llc(
     let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
     request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
-    request.thoroughness = thoroughness;
+    request.thoroughness = asked.thoroughness;
+    if let Some(value) = &asked.llc
+        && let Err(error) = request.narrow(value)
+    {
+        let mut decision = Decision::new("llc");
+        decision.change = Some("leave out --llc to let kiln choose".to_owned());
+        return (failed(decision, error), Decision::new("opt"));
+    }
     request.toolchain = toolchain.map(|toolchain| llc::Toolchain {
         name: Some(pins.pin.toolchain.channel.to_string()),
         sysroot: toolchain.sysroot.clone(),

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use fs_err as fs;
 
@@ -17,15 +18,18 @@ use crate::process::{self, Failure, PROBE_LIMIT};
 crate::codes! {
     NOT_FOUND = "KILN-0501", Machine, "the pinned Rust toolchain is not installed",
         "The backend is compiled against the private crates of one rustc commit, which PROVENANCE names. No \
-         toolchain with that commit was found among `--toolchain`, KILN_TOOLCHAIN, the last setup's choice, rustup's \
-         toolchains and PATH.";
+         toolchain with that commit was found among `--toolchain`, KILN_TOOLCHAIN, the last setup's choice, \
+         rustup's toolchains and PATH. Install it with the command in the hint.";
     NOT_RUNNABLE = "KILN-0502", Machine, "a rustc cannot be run",
-        "The toolchain's rustc is there but does not answer `rustc -vV`.";
+        "The toolchain's rustc is there but does not answer `rustc -vV`. Run that command yourself to see \
+         why, and install the toolchain again.";
     WRONG_RUSTC = "KILN-0503", Refusal, "a rustc is not the pinned one",
-        "The named toolchain's `rustc -vV` reports another release or commit than PROVENANCE. A backend built with \
-         it could not be loaded, or would compile to other bits.";
+        "The named toolchain's `rustc -vV` reports another release or commit than PROVENANCE. A backend built \
+         with it could not be loaded, or would compile to other bits. Install the pinned one with the command \
+         in the hint, or name it with `--toolchain`.";
     NO_RUSTC_DEV = "KILN-0504", Machine, "the toolchain lacks rustc-dev",
-        "The backend links the compiler's private crates, which rustup ships as the component rustc-dev.";
+        "The backend links the compiler's private crates, which rustup ships as the component rustc-dev. Add \
+         it with the command in the hint.";
 }
 
 /// The answer of `rustc -vV`.
@@ -141,16 +145,30 @@ pub fn resolve(
         return resolve_explicit(decision, wanted, &name, from, env);
     }
 
+    let candidates = candidates(wanted, request, env);
+    // Every rustc takes some 20 ms to answer: with all of them asked, side by side.
+    let examined: Vec<Option<Result<Toolchain>>> = match thoroughness {
+        Thoroughness::First => Vec::new(),
+        Thoroughness::All => thread::scope(|scope| {
+            let asked: Vec<_> = candidates
+                .iter()
+                .map(|candidate| scope.spawn(|| examine(&candidate.sysroot, wanted, env)))
+                .collect();
+            asked.into_iter().map(|asked| asked.join().ok()).collect()
+        }),
+    };
+    let mut examined = examined.into_iter();
     let mut best_problem: Option<Error> = None;
     let mut chosen: Option<Toolchain> = None;
-    for candidate in candidates(wanted, request, env) {
+    for candidate in candidates {
         let shown = candidate.sysroot.display();
         if chosen.is_some() && thoroughness == Thoroughness::First {
             let reason = "a toolchain before it qualifies".to_owned();
             decision.consider(shown, candidate.from, Verdict::NotTried(reason));
             continue;
         }
-        match examine(&candidate.sysroot, wanted, env) {
+        let outcome = examined.next().flatten().unwrap_or_else(|| examine(&candidate.sysroot, wanted, env));
+        match outcome {
             Ok(toolchain) if chosen.is_none() => {
                 decision.consider(shown, candidate.from.clone(), Verdict::Chosen);
                 decision.why = format!("{}: is the pinned commit and has rustc-dev", candidate.from);
@@ -233,11 +251,15 @@ struct Found {
     from: String,
 }
 
-/// Every place where a toolchain may be, in order of precedence, each sysroot once.
+/// Every place where a toolchain may be, in order of precedence, each real folder once: rustup's names are often
+/// links to each other.
 fn candidates(wanted: &Wanted, request: &Request, env: &Env) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
+    let mut real_folders = Vec::new();
     let mut add = |sysroot: PathBuf, from: String| {
-        if !found.iter().any(|seen| seen.sysroot == sysroot) {
+        let real = fs::canonicalize(&sysroot).unwrap_or_else(|_| sysroot.clone());
+        if !real_folders.contains(&real) {
+            real_folders.push(real);
             found.push(Found { sysroot, from });
         }
     };
@@ -397,4 +419,149 @@ fn has_rustc_dev(toolchain: &Toolchain) -> bool {
 
 fn exe(name: &str) -> String {
     format!("{name}{}", std::env::consts::EXE_SUFFIX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    const COMMIT: &str = "59807616e1fa2540724bfbac14d7976d7e4a3860";
+
+    /// A home with rustup toolchains whose rustc are scripts.
+    struct Home(tempfile::TempDir);
+
+    impl Home {
+        fn new() -> Self {
+            let home = Home(tempfile::tempdir().unwrap());
+            fs::create_dir_all(home.toolchain("")).unwrap();
+            home
+        }
+
+        fn toolchain(&self, name: &str) -> PathBuf {
+            self.0.path().join(".rustup/toolchains").join(name)
+        }
+
+        fn add(&self, name: &str, release: &str, commit: &str, rustc_dev: bool) -> PathBuf {
+            let sysroot = self.toolchain(name);
+            fs::create_dir_all(sysroot.join("bin")).unwrap();
+            fs::create_dir_all(sysroot.join("lib/rustlib/triple/lib")).unwrap();
+            let script = format!(
+                "#!/bin/sh\n[ -z \"$RUSTUP_TOOLCHAIN\" ] || exit 9\n\
+                 printf 'rustc {release}\\ncommit-hash: {commit}\\nhost: triple\\nrelease: {release}\\n'\n"
+            );
+            let rustc = sysroot.join("bin/rustc");
+            let fresh = sysroot.join("fresh");
+            fs::write(&fresh, script).unwrap();
+            fs::set_permissions(&fresh, PermissionsExt::from_mode(0o755)).unwrap();
+            fs::rename(fresh, rustc).unwrap();
+            if rustc_dev {
+                fs::write(sysroot.join("lib/rustlib/triple/lib/librustc_codegen_ssa-1.rmeta"), "").unwrap();
+            }
+            sysroot
+        }
+
+        fn env(&self, more: &[(&str, &str)]) -> Env {
+            let home = self.0.path().to_str().unwrap();
+            let base = [("HOME", home), ("PATH", "/usr/bin:/bin")];
+            Env::of(base.into_iter().chain(more.iter().copied()), home)
+        }
+
+        fn resolve(&self, request: &Request, env: &Env) -> Resolved<Toolchain> {
+            let wanted = Wanted {
+                channel: "1.95.0".to_owned(),
+                commit_hash: COMMIT.to_owned(),
+                components: vec!["rustc-dev".to_owned()],
+            };
+            let first = resolve(&wanted, request, env, Thoroughness::First);
+            let all = resolve(&wanted, request, env, Thoroughness::All);
+            let sysroot =
+                |resolved: &Resolved<Toolchain>| resolved.value.as_ref().map(|value| value.sysroot.clone());
+            assert_eq!(sysroot(&first), sysroot(&all), "doctor and build disagree");
+            assert_eq!(first.decision.problem, all.decision.problem);
+            all
+        }
+    }
+
+    #[test]
+    fn b3_rustup_s_variable_and_default_decide_nothing() {
+        let home = Home::new();
+        home.add("stable-triple", "1.96.0", "1111111111111111111111111111111111111111", true);
+        let right = home.add("1.95.0-x86_64-unknown-linux-gnu", "1.95.0", COMMIT, true);
+        let found = home.resolve(&Request::default(), &home.env(&[("RUSTUP_TOOLCHAIN", "stable")]));
+        assert_eq!(found.require().unwrap().sysroot, right);
+    }
+
+    #[test]
+    fn a_custom_toolchain_of_the_same_commit_serves_when_the_pinned_one_lacks_rustc_dev() {
+        let home = Home::new();
+        home.add("1.95.0-x86_64-unknown-linux-gnu", "1.95.0", COMMIT, false);
+        let dev = home.add("1.95.0-dev", "1.95.0", COMMIT, true);
+        symlink(&dev, home.toolchain("again")).unwrap();
+        let found = home.resolve(&Request::default(), &home.env(&[]));
+        assert_eq!(found.require().unwrap().sysroot, dev);
+        let reasons: Vec<_> = found.decision.candidates.iter().map(|candidate| &candidate.verdict).collect();
+        assert!(
+            matches!(reasons[..2], [Verdict::Rejected(reason), Verdict::Chosen] if reason.contains("no rustc-dev"))
+        );
+        assert_eq!(reasons.len(), found.decision.candidates.len());
+    }
+
+    #[test]
+    fn without_rustc_dev_the_component_is_named_and_without_the_release_the_toolchain() {
+        let home = Home::new();
+        let none = home.resolve(&Request::default(), &home.env(&[])).require().unwrap_err();
+        assert_eq!(none.code().id, "KILN-0501");
+        assert_eq!(none.hint_text(), Some("run: rustup toolchain install 1.95.0 --component rustc-dev"));
+        home.add("1.95.0-x86_64-unknown-linux-gnu", "1.95.0", COMMIT, false);
+        let bare = home.resolve(&Request::default(), &home.env(&[])).require().unwrap_err();
+        assert_eq!(bare.code().id, "KILN-0504");
+        assert_eq!(bare.hint_text(), Some("run: rustup component add rustc-dev --toolchain 1.95.0"));
+    }
+
+    #[test]
+    fn an_explicit_toolchain_is_used_alone() {
+        let home = Home::new();
+        home.add("1.95.0-dev", "1.95.0", COMMIT, true);
+        let wrong = home.add("other", "1.95.0", "2222222222222222222222222222222222222222", true);
+        let name = |flag: &str| Request { flag: Some(flag.into()), ..Request::default() };
+        let refused = home.resolve(&name("other"), &home.env(&[])).require().unwrap_err();
+        assert_eq!((refused.code().id, refused.exit().status()), ("KILN-0503", 70));
+        let by_path = name(wrong.to_str().unwrap());
+        assert_eq!(home.resolve(&by_path, &home.env(&[])).require().unwrap_err().code().id, "KILN-0503");
+        let missing = home.resolve(&name("nightly"), &home.env(&[])).require().unwrap_err();
+        assert_eq!(
+            missing.message(),
+            "--toolchain names the toolchain `nightly`, which rustup does not have (it has: 1.95.0-dev, other)"
+        );
+        let variable = home.env(&[("KILN_TOOLCHAIN", "1.95.0-dev")]);
+        assert!(home.resolve(&Request::default(), &variable).require().is_ok());
+    }
+
+    #[test]
+    fn a_rustc_that_cannot_run_or_answers_nonsense_is_named() {
+        let home = Home::new();
+        let sysroot = home.add("1.95.0-dev", "1.95.0", COMMIT, true);
+        fs::write(sysroot.join("bin/rustc"), "#!/bin/sh\necho hello\n").unwrap();
+        let name = Request { flag: Some("1.95.0-dev".into()), ..Request::default() };
+        let error = home.resolve(&name, &home.env(&[])).require().unwrap_err();
+        assert_eq!(error.code().id, "KILN-0502");
+        assert!(
+            error.message().ends_with(r#"printed no release, commit-hash and host: "hello\n""#),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn b20_a_distribution_s_rustc_on_path_counts_and_a_rustup_proxy_does_not() {
+        let home = Home::new();
+        let distro = home.add("../../usr", "1.95.0", COMMIT, true);
+        let bin = fs::canonicalize(distro.join("bin")).unwrap();
+        let path = format!("{}:/usr/bin", bin.display());
+        let found = home.resolve(&Request::default(), &home.env(&[("PATH", &path)]));
+        assert_eq!(found.require().unwrap().sysroot, bin.parent().unwrap());
+        fs::write(bin.join("rustup"), "").unwrap();
+        assert!(home.resolve(&Request::default(), &home.env(&[("PATH", &path)])).require().is_err());
+    }
 }

@@ -514,7 +514,10 @@ fn cuda_wheels_are_laid_verified_and_found() {
     let world = World::new();
     // No toolkit by any variable, and none of this machine.
     let wheel = wheel(&[
-        ("nvidia/cu13/include/cuda.h", "#define CUDA_VERSION 13000\nCUresult CUDAAPI cuInit(unsigned int);\n"),
+        (
+            "nvidia/cu13/include/cuda.h",
+            "#define CUDA_VERSION 13000\nCUresult CUDAAPI cuInit(unsigned int);\n",
+        ),
         ("nvidia/cu13/bin/ptxas", "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"),
         ("nvidia/cu13/bin/nvcc", "not needed"),
         ("nvidia/cu13/lib/libnvvm.so.4", "nvvm"),
@@ -524,7 +527,9 @@ fn cuda_wheels_are_laid_verified_and_found() {
     fs::write(world.path("parts.whl"), &wheel).unwrap();
     let provenance = world.path("work/PROVENANCE");
     let target = xtask::cuda_wheels::target();
-    let table = format!("\n[[cuda]]\npackage = \"parts\"\nversion = \"1.0\"\ntarget = \"{target}\"\nsha256 = \"{sum}\"\n");
+    let table = format!(
+        "\n[[cuda]]\npackage = \"parts\"\nversion = \"1.0\"\ntarget = \"{target}\"\nsha256 = \"{sum}\"\n"
+    );
     let text = fs::read_to_string(&provenance).unwrap();
     fs::write(&provenance, text.clone() + &table).unwrap();
     // Stands in for pip: checks what it is asked, and copies the file.
@@ -545,7 +550,11 @@ fn cuda_wheels_are_laid_verified_and_found() {
     run(&setup).exits(70).says("error[KILN-0347]").says("parts 1.0 has not the pinned sha256");
     fs::write(world.path("parts.whl"), &wheel).unwrap();
     let first = run(&setup).exits(0);
-    assert!(first.stdout.contains("licence   NVIDIA's CUDA Toolkit: LicenseRef-Theirs\n"), "{}", first.stdout);
+    assert!(
+        first.stdout.contains("licence   NVIDIA's CUDA Toolkit: LicenseRef-Theirs\n"),
+        "{}",
+        first.stdout
+    );
     let asked = fs::read_to_string(world.path("asked")).unwrap();
     for option in ["--no-deps", "--require-hashes", "--no-index"] {
         assert!(asked.contains(option), "{asked}");
@@ -555,7 +564,8 @@ fn cuda_wheels_are_laid_verified_and_found() {
     assert!(doctor.stdout.contains("the store (setup --cuda wheels)): chosen"), "{}", doctor.stdout);
     run(&["build", "--arch", "sm_86"]).exits(0);
 
-    let root = fs::read_dir(world.path("store/cuda")).unwrap().next().unwrap().unwrap().path().join("toolkit");
+    let root =
+        fs::read_dir(world.path("store/cuda")).unwrap().next().unwrap().unwrap().path().join("toolkit");
     assert!(root.join("lib64/stubs/libcuda.so").is_file() && root.join("nvvm/lib64/libnvvm.so").is_file());
     assert!(!root.join("bin/nvcc").exists());
     run(&["verify"]).exits(0);

@@ -18,11 +18,12 @@ use crate::cuda::{LibClang, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
-use crate::llc::Tools;
+use crate::llc::{Tool, Tools};
 use crate::output;
 use crate::pin::Pin;
 use crate::plan::{self, Pins, Plan, Request};
-use crate::ptx::{self, Expectation, Ptx};
+use crate::progress::{self, Progress};
+use crate::ptx::{self, Expectation, Ptx, scan};
 use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -30,7 +31,8 @@ use crate::vendor::{self, Vendored};
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
-        "The child's messages stand above, and its exit code is this command's.";
+        "The child's messages stand above, and its exit code is this command's. Mend what the first of them \
+         says.";
     SELFTEST_FAILED = "KILN-0131", Internal, "the engine's self-test failed",
         "The engine was built, and its own test says that its arithmetic is wrong on this machine. Please report it \
          with the table above.";
@@ -68,10 +70,14 @@ impl Build {
 
     /// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
     fn build_cpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let quiet = self.common.quiet;
         let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
         let mut command = Command::new(cargo);
         command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
         command.arg("--message-format=json-render-diagnostics");
+        if quiet {
+            command.arg("--quiet");
+        }
         // Crates from a bundle serve without any network. Without a readable PROVENANCE or store there are none.
         let crates = Pin::load(workspace).and_then(|pin| {
             let store = store::locate(&self.common, workspace, env)?;
@@ -94,7 +100,7 @@ impl Build {
         let binary = binary.ok_or_else(|| {
             Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
         })?;
-        eprintln!("built {}", binary.display());
+        progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
         let status =
             Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
                 Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
@@ -104,24 +110,14 @@ impl Build {
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let progress = progress::on_stderr("build", self.common.quiet);
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
-        for arch in &archs {
-            let arch =
-                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
-            arch.require()?;
-            for note in &arch.decision.notes {
-                eprintln!("warning: {note}");
-            }
-        }
-        if let Some(problem) = plan.problem() {
-            return Err(problem.clone().into());
-        }
-        let gpu = gpu(&plan, workspace, env)?;
-        gpu.refuse_other_backend()?;
+        let gpu = GpuBuild::prepare(&plan, &archs, env, progress.as_ref())?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
-            eprintln!("warning: CUDA_OXIDE_TARGET={} is ignored: --arch decides", target.display());
+            let target = target.display();
+            progress.warn(&format!("CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -144,27 +140,9 @@ impl Build {
     }
 }
 
-/// The GPU build that `plan` describes.
-///
-/// # Errors
-/// The first decision that has no value.
-pub(crate) fn gpu<'a>(plan: &'a Plan, workspace: &'a Path, env: &'a Env) -> Result<GpuBuild<'a>> {
-    let pins = plan.pins.require()?;
-    Ok(GpuBuild {
-        workspace,
-        env,
-        pins,
-        toolchain: plan.rustc.require()?,
-        tools: plan.llc.require()?,
-        backend: plan.backend.require()?,
-        cuda: plan.cuda.require()?,
-        libclang: plan.libclang.require()?,
-        crates: vendor::find(plan.store.require()?, &pins.pin, workspace)?,
-    })
-}
-
 /// A GPU build whose inputs are all verified.
-pub(crate) struct GpuBuild<'a> {
+pub struct GpuBuild<'a> {
+    quiet: bool,
     workspace: &'a Path,
     env: &'a Env,
     pins: &'a Pins,
@@ -177,10 +155,24 @@ pub(crate) struct GpuBuild<'a> {
     crates: Option<Vendored>,
 }
 
-struct Built {
-    arch: Arch,
-    binary: PathBuf,
-    ptx: Vec<(PathBuf, Ptx)>,
+/// What a GPU build made.
+#[derive(Debug)]
+pub struct Built {
+    /// For which architecture.
+    pub arch: Arch,
+    /// The program.
+    pub binary: PathBuf,
+    /// Every PTX file, as it was read and checked.
+    pub ptx: Vec<(PathBuf, Ptx)>,
+}
+
+/// The program that a build for `arch` makes in `workspace`, whether or not it is there.
+pub fn binary(workspace: &Path, arch: &Arch) -> PathBuf {
+    target(workspace, arch).join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX))
+}
+
+fn target(workspace: &Path, arch: &Arch) -> PathBuf {
+    workspace.join("target/device").join(arch.to_string())
 }
 
 /// The device workspace's manifest.
@@ -190,7 +182,51 @@ const MANIFEST: &str = "kernels/device/Cargo.toml";
 const PACKAGE: &str = "kiln-device";
 const BINARY: &str = "kiln";
 
-impl GpuBuild<'_> {
+impl<'a> GpuBuild<'a> {
+    /// Refuses unless everything in the plan is good and its llc knows `archs`; tells `progress` where their PTX does
+    /// not run. Builds nothing.
+    ///
+    /// # Errors
+    /// The first reason why a build would not start.
+    pub fn prepare(
+        plan: &'a Plan,
+        archs: &BTreeSet<Arch>,
+        env: &'a Env,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        for arch in archs {
+            let arch =
+                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
+            arch.require()?;
+            for note in &arch.decision.notes {
+                progress.warn(note);
+            }
+        }
+        if let Some(problem) = plan.problem() {
+            return Err(problem.clone().into());
+        }
+        let pins = plan.pins.require()?;
+        let gpu = GpuBuild {
+            quiet: progress.is_quiet(),
+            workspace: &plan.workspace,
+            env,
+            pins,
+            toolchain: plan.rustc.require()?,
+            tools: plan.llc.require()?,
+            backend: plan.backend.require()?,
+            cuda: plan.cuda.require()?,
+            libclang: plan.libclang.require()?,
+            crates: vendor::find(plan.store.require()?, &pins.pin, &plan.workspace)?,
+        };
+        gpu.refuse_other_backend()?;
+        Ok(gpu)
+    }
+
+    /// The llc that lowers the kernels.
+    pub fn llc(&self) -> &Tool {
+        &self.tools.llc
+    }
+
     fn refuse_other_backend(&self) -> Result<()> {
         let Some(named) = self.env.path("CUDA_OXIDE_BACKEND")? else { return Ok(()) };
         let same = fs::canonicalize(&named)
@@ -209,26 +245,29 @@ impl GpuBuild<'_> {
         .hint("run: unset CUDA_OXIDE_BACKEND"))
     }
 
-    fn build(&self, arch: &Arch) -> Result<Built> {
-        let target = self.workspace.join("target/device").join(arch.to_string());
+    /// Builds for `arch` and checks every PTX file.
+    ///
+    /// # Errors
+    /// The child fails, or its PTX is refused.
+    pub fn build(&self, arch: &Arch) -> Result<Built> {
+        let target = target(self.workspace, arch);
         let files = self.ptx_in(arch, &target)?;
-        let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
-        let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
         let mut checked = Vec::new();
         for path in files {
-            let ptx = Ptx::parse(&fs::read_to_string(&path)?);
-            ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
+            let ptx = self.check(arch, &path, &fs::read_to_string(&path)?)?;
             checked.push((path, ptx));
         }
         if let Some(folder) = checked.first().and_then(|(path, _)| path.parent()) {
             let files: Vec<PathBuf> = checked.iter().map(|(path, _)| path.clone()).collect();
             PtxRecord::write(folder, &arch.to_string(), self.backend.library_sha256, &files)?;
         }
-        let binary = target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX));
-        Ok(Built { arch: *arch, binary, ptx: checked })
+        Ok(Built { arch: *arch, binary: binary(self.workspace, arch), ptx: checked })
     }
 
     /// Builds in the target folder `target` and returns the PTX files, which are not checked yet.
+    ///
+    /// # Errors
+    /// The child fails, or there are none.
     pub(crate) fn ptx_in(&self, arch: &Arch, target: &Path) -> Result<Vec<PathBuf>> {
         let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
         fs::create_dir_all(&ptx_folder)?;
@@ -236,18 +275,30 @@ impl GpuBuild<'_> {
             eprintln!("warning: {} was changed since it was built: it is made again", path.display());
         }
         self.run(arch, target, &ptx_folder)?;
-        let mut files = ptx_files(&ptx_folder)?;
+        let mut files = scan::in_folder(&ptx_folder)?;
         if files.is_empty() {
             // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
             self.clean(target)?;
             self.run(arch, target, &ptx_folder)?;
-            files = ptx_files(&ptx_folder)?;
+            files = scan::in_folder(&ptx_folder)?;
         }
         if files.is_empty() {
             return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
                 .hint(format!("run: rm -r {}, and build again", target.display())));
         }
         Ok(files)
+    }
+
+    /// Reads and checks `text`, the content of the PTX file `path`.
+    ///
+    /// # Errors
+    /// It is not what a build for `arch` must give.
+    pub fn check(&self, arch: &Arch, path: &Path, text: &str) -> Result<Ptx> {
+        let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
+        let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
+        let ptx = Ptx::parse(text);
+        ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
+        Ok(ptx)
     }
 
     /// A hash of everything but the sources that decides the PTX. It names the PTX folder, which cargo-oxide hashes into
@@ -287,6 +338,9 @@ impl GpuBuild<'_> {
         }
         command.arg("--cargo-target-dir").arg(target);
         command.args(["--", "--manifest-path", MANIFEST, "--release", "--locked"]);
+        if self.quiet {
+            command.arg("--quiet");
+        }
         // Its banner is for people; standard output is for our own result.
         command.stdout(Stdio::from(std::io::stderr()));
         succeed(&mut command, "cargo oxide build")
@@ -311,18 +365,6 @@ fn library_path(link: &Path, env: &Env) -> Result<OsString> {
         )
         .hint("move the toolkit to a folder without this character")
     })
-}
-
-fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|end| end == "ptx") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 /// The program that one of Cargo's JSON messages names.

@@ -62,7 +62,7 @@ impl Bundle {
     /// # Errors
     /// The checkout is not set up, or a crate cannot be had.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("bundle");
+        let progress = progress::on_stderr("bundle", self.common.quiet);
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let pins = plan.pins.require()?;
         let store = plan.store.require()?;

@@ -26,7 +26,7 @@ pub struct Doctor {
     #[arg(long, value_name = "sm_NN[a|f]")]
     arch: Vec<String>,
 
-    /// Print one JSON document (schema kiln.doctor/1, described in docs/doctor.md)
+    /// Print one JSON document (schema kiln.doctor/1, described in docs/reference.md)
     #[arg(long)]
     json: bool,
 }

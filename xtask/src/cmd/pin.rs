@@ -92,7 +92,7 @@ impl Repin {
     /// # Errors
     /// The revision cannot be had or examined, or PROVENANCE cannot be written.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("pin");
+        let progress = progress::on_stderr("pin", self.common.quiet);
         let pin = Pin::load(workspace)?;
         let mut report = Report {
             schema: "kiln.pin/1",

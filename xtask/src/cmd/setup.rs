@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::backend;
 use crate::bundle::Bundle;
 use crate::checkout::{self, LINK};
+use crate::checkpoint;
 use crate::cli::Common;
 use crate::cuda_wheels;
 use crate::decision::{Problem, Thoroughness};
@@ -76,7 +77,7 @@ impl Setup {
     /// # Errors
     /// Whatever stands in the way; what was published before stays and is used by the next run.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("setup");
+        let progress = progress::on_stderr("setup", self.common.quiet);
         let offline = self.offline
             || self.bundle.is_some()
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
@@ -109,7 +110,11 @@ impl Setup {
             );
         }
         let root = root(pins, toolchain, workspace)?;
+        if !self.dry_run {
+            store.sweep();
+        }
         if steps.is_empty() {
+            let _lock = checkout::lock(workspace, progress.as_ref())?;
             remember(&plan, workspace)?;
             note_root(&root, store, progress.as_ref())?;
             output::line("setup: everything is in place, nothing was done")?;
@@ -172,16 +177,21 @@ impl Setup {
             }
             (None, _) => backend::make(&making)?,
         };
+        let lock = checkout::lock(workspace, progress.as_ref())?;
+        checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
+        checkpoint::pass("configuring", env);
         let written = host_config::write(
             &checkout::host_config_path(workspace),
             &plan::host_config(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
-            progress.note(&format!("warning: {warning}"));
+            progress.warn(warning);
         }
+        checkpoint::pass("selecting", env);
         remember(&plan, workspace)?;
         root.register(store)?;
+        drop(lock);
 
         // The same resolver that `build` and `doctor` use has the last word.
         let plan = Plan::resolve(&request, workspace, env);

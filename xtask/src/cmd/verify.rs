@@ -10,7 +10,7 @@ use crate::arch::Arch;
 use crate::backend::{self, Backend, Place};
 use crate::binary_diff;
 use crate::cli::Common;
-use crate::cmd::build;
+use crate::cmd::build::GpuBuild;
 use crate::cuda_wheels;
 use crate::decision::{Decision, Thoroughness};
 use crate::env::Env;
@@ -134,7 +134,7 @@ impl Verify {
     /// # Errors
     /// Something stands in the way of comparing. A difference is not an error of verify.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("verify");
+        let progress = progress::on_stderr("verify", self.common.quiet);
         let archs: Vec<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let mut checks = recorded(&plan, workspace)?;
@@ -235,7 +235,8 @@ impl Verify {
         progress: &dyn Progress,
     ) -> Result<Vec<Check>> {
         progress.note(&format!("building the kernels again for {arch}"));
-        let again = build::gpu(plan, workspace, env)?.ptx_in(arch, &target.join(arch.to_string()))?;
+        let again = GpuBuild::prepare(plan, &[*arch].into(), env, progress)?
+            .ptx_in(arch, &target.join(arch.to_string()))?;
         let published: Vec<PathBuf> =
             records(workspace, &arch.to_string())?.into_iter().map(|(folder, _)| folder).collect();
         let mut checks = Vec::new();
