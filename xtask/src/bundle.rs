@@ -32,13 +32,13 @@ use crate::source::{self, Origin};
 use crate::store::{Key, Store};
 
 crate::codes! {
-    NOT_A_BUNDLE = "KILN-0150", Machine, "the file is not a bundle of this version",
+    NOT_A_BUNDLE = "KILN-0250", Machine, "the file is not a bundle of this version",
         "`--bundle` takes a file that `cargo xtask bundle` wrote. This one has no kiln-bundle.json, or one of another \
          layout.";
-    OTHER_BUNDLE = "KILN-0151", Refusal, "the bundle is of another upstream tree",
+    OTHER_BUNDLE = "KILN-0251", Refusal, "the bundle is of another upstream tree",
         "The bundle holds another tree than PROVENANCE of this checkout pins. Make a bundle from this commit, or check \
          out the one that it was made from.";
-    WRONG_SHA256 = "KILN-0152", Refusal, "the bundle has another sha256 than given",
+    WRONG_SHA256 = "KILN-0252", Refusal, "the bundle has another sha256 than given",
         "`--bundle-sha256` says which bundle is meant, and the file is another one. It was damaged on the way, or \
          replaced.";
 }

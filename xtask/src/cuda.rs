@@ -475,6 +475,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let request = CudaRequest {
+                laid: None,
                 settings: BTreeMap::new(),
                 roots: Vec::new(),
                 libraries: Vec::new(),

@@ -34,7 +34,8 @@ crate::codes! {
         "`python3 -m pip download` failed; its messages stand above. pip asks the index that it is configured for; with \
          --offline it looks only where PIP_FIND_LINKS says.";
     WRONG_WHEEL = "KILN-0347", Refusal, "a CUDA wheel is not the pinned one",
-        "The sha256 of a wheel is not the one in PROVENANCE.";
+        "The sha256 of a wheel is not the one in PROVENANCE. pip found another file under the same name and version, for \
+         example in a folder that PIP_FIND_LINKS names. Nothing of it was unpacked.";
     BAD_WHEEL = "KILN-0348", Machine, "a CUDA wheel cannot be unpacked",
         "A wheel is damaged, is larger than a wheel may be, or holds a name that leads outside.";
     NO_STUB = "KILN-0349", Machine, "the library to link with cannot be made",

@@ -837,7 +837,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
     #[test]
     fn unknown_and_misspelt_keys() {
         assert_snapshot!(error_with("cargo-oxide =", "cargo_oxide ="), @r#"
-        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`
+        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`, `git-crates`
           |
         5 | backend = "crates/rustc-codegen-cuda"
         6 | cargo_oxide = "crates/cargo-oxide"
@@ -1213,7 +1213,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch changed on checkout (autocrlf?): only its line endings differ
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 8a654ca1b3d741c4e6e7d9f760b76268b61c114331cf8f56bd44ce3071f85ff5
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1231,7 +1231,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch is not the recorded one
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 a3f60748ac09f8b48cb70ca129a25b06a5d3b9394237d02ba278f5fe310d20dd
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1247,7 +1247,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         fs_err::write(folder.path().join("README.md"), "").unwrap();
         assert_snapshot!(patch_error(&pin, folder.path()), @"
         KILN-0206 (70): not listed in PROVENANCE: [patches]/0002-two.PATCH
-        hint: record it with `cargo xtask pin`, or remove it
+        hint: record it with `cargo xtask pin --patches --write`, or remove it
         ");
     }
 

@@ -16,17 +16,18 @@ use crate::patch::{self, Patch};
 use crate::pin::{FILE_NAME, PATCH_FOLDER, Pin, PinnedPatch, Repository, TreePath};
 
 crate::codes! {
-    NOT_UPSTREAM = "KILN-0160", Machine, "the tree is not one of upstream's",
+    NOT_UPSTREAM = "KILN-0260", Machine, "the tree is not one of upstream's",
         "A revision must hold the packages rustc_codegen_cuda and cargo-oxide, each once, and the lock file of the \
          workspace that cargo-oxide is in. Their places are looked up by name; something is missing.";
-    NO_REVISION = "KILN-0161", Machine, "the revision cannot be found",
+    NO_REVISION = "KILN-0261", Machine, "the revision cannot be found",
         "A revision is a full commit name of 40 digits, or a name that `git` can resolve in the repository or in the git \
          repository that --source gives.";
-    PATCHES_CONFLICT = "KILN-0162", Machine, "carried patches do not apply to the revision",
+    PATCHES_CONFLICT = "KILN-0262", Machine, "carried patches do not apply to the revision",
         "PROVENANCE is not written, because `setup` could not build from it. Make the patches anew for the revision, or \
          remove those that upstream has, and run `pin` again.";
-    NO_ENTRY = "KILN-0163", Machine, "PROVENANCE cannot be edited",
-        "An entry that must be changed is not where it belongs.";
+    NO_ENTRY = "KILN-0263", Machine, "PROVENANCE cannot be edited",
+        "An entry that must be changed is not where it belongs, or the edited file would not be valid. Nothing was \
+         written. See what `git diff PROVENANCE` shows, mend the file by hand, and run `cargo xtask pin` again.";
 }
 
 /// The names under which upstream's crates are looked up.

@@ -15,7 +15,7 @@ use crate::selection::Selection;
 use crate::store::{Key, Kind, Store};
 
 crate::codes! {
-    ROOT_INVALID = "KILN-0904", Machine, "the note of a checkout that uses the store cannot be read",
+    ROOT_INVALID = "KILN-0907", Machine, "the note of a checkout that uses the store cannot be read",
         "The store's roots/ folder has a file for every checkout that uses it. One cannot be read, so nobody can say \
          which entries are in use, and nothing is removed. `cargo xtask setup` in that checkout writes it anew.";
 }

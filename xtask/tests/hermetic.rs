@@ -231,11 +231,11 @@ fn a_bundle_is_not_trusted() {
     repack(&file, |folder| fs::write(path(folder, "source/Cargo.toml"), "[workspace]\n").unwrap());
     run(&[]).exits(70).says("error[KILN-0384]");
     repack(&file, |folder| fs::remove_file(path(folder, "kiln-bundle.json")).unwrap());
-    run(&[]).exits(1).says("error[KILN-0150]");
+    run(&[]).exits(1).says("error[KILN-0250]");
     fs::write(&file, &original[..original.len() / 2]).unwrap();
     run(&[]).exits(1);
     fs::write(&file, &original).unwrap();
-    run(&["--bundle-sha256", &"0".repeat(64)]).exits(70).says("error[KILN-0152]");
+    run(&["--bundle-sha256", &"0".repeat(64)]).exits(70).says("error[KILN-0252]");
     run(&[]).exits(0);
 }
 
@@ -333,7 +333,7 @@ fn a_damaged_note_of_a_checkout_stops_gc() {
     world.setup();
     let note = fs::read_dir(world.path("store/roots")).unwrap().next().unwrap().unwrap().path();
     fs::write(&note, "{").unwrap();
-    world.run(&["gc"]).exits(1).says("error[KILN-0904]");
+    world.run(&["gc"]).exits(1).says("error[KILN-0907]");
     assert!(world.backend().is_file());
     world.setup();
     world.run(&["gc"]).exits(0);
@@ -443,7 +443,7 @@ fn pin_shows_the_hunk_of_a_patch_that_conflicts_and_writes_nothing() {
         "{}",
         run.stdout
     );
-    world.run(&["pin", NEXT, "--source", &upstream, "--write"]).exits(1).says("error[KILN-0162]");
+    world.run(&["pin", NEXT, "--source", &upstream, "--write"]).exits(1).says("error[KILN-0262]");
     assert_eq!(fs::read_to_string(world.path("work/PROVENANCE")).unwrap(), before);
 
     fs::write(&lib, original).unwrap();
@@ -491,11 +491,11 @@ fn pin_needs_something_to_do_and_a_revision_that_exists() {
     let world = World::new();
     world.run(&["pin"]).exits(1);
     let upstream = world.path("upstream").display().to_string();
-    world.run(&["pin", "main", "--source", &upstream]).exits(1).says("error[KILN-0161]");
+    world.run(&["pin", "main", "--source", &upstream]).exits(1).says("error[KILN-0261]");
     let empty = world.path("empty");
     fs::create_dir(&empty).unwrap();
     let run = world.run(&["pin", NEXT, "--source", empty.to_str().unwrap()]);
-    run.exits(1).says("error[KILN-0160]");
+    run.exits(1).says("error[KILN-0260]");
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::source;
 use crate::vendor::{self, Collecting, Locks};
 
 crate::codes! {
-    NO_PTX = "KILN-0140", Machine, "no recorded PTX for an architecture",
+    NO_PTX = "KILN-0240", Machine, "no recorded PTX for an architecture",
         "`verify --arch` compares the PTX files of an architecture with the digests that `build --arch` recorded after \
          checking them, and there is no such record in target/device/ARCH.";
 }
