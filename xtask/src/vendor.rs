@@ -409,8 +409,14 @@ pub fn git_crates(locks: &Locks, into: &Path, collecting: &Collecting<'_>) -> Re
     let folder = scratch.path().join("all");
     let manifests = manifests_with_git(collecting)?;
     let Some((first, others)) = manifests.split_first() else { return Ok(()) };
-    let mut arguments =
-        vec!["vendor", "--locked", "--versioned-dirs", "--respect-source-config", "--manifest-path"];
+    let mut arguments = vec![
+        "vendor",
+        "--quiet",
+        "--locked",
+        "--versioned-dirs",
+        "--respect-source-config",
+        "--manifest-path",
+    ];
     let mut paths = vec![first.as_path()];
     for manifest in others {
         // Each option is followed by its path in `run_cargo`.
