@@ -616,7 +616,8 @@ fn e3_e8_every_damage_of_an_entry_is_refused_and_mended() {
         let kind = fs::symlink_metadata(path).unwrap();
         if kind.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
     };
-    let damages: [(&str, fn(&Path)); 4] = [
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 4] = [
         ("removed", |_| {}),
         ("empty", |path| fs::write(path, "").unwrap()),
         ("a folder", |path| fs::create_dir(path).unwrap()),
