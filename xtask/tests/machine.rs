@@ -616,8 +616,8 @@ fn e3_e8_every_damage_of_an_entry_is_refused_and_mended() {
         let kind = fs::symlink_metadata(path).unwrap();
         if kind.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
     };
-    type Damage = fn(&Path);
-    let damages: [(&str, Damage); 4] = [
+    type Damage = (&'static str, fn(&Path));
+    let damages: [Damage; 4] = [
         ("removed", |_| {}),
         ("empty", |path| fs::write(path, "").unwrap()),
         ("a folder", |path| fs::create_dir(path).unwrap()),
@@ -644,9 +644,6 @@ fn e3_e8_every_damage_of_an_entry_is_refused_and_mended() {
 /// The cases by family, with how many there are.
 const FAMILIES: [(char, usize); 7] =
     [('A', 15), ('B', 20), ('C', 19), ('D', 15), ('E', 10), ('F', 13), ('G', 9)];
-
-/// Cases that another part of the product may answer; the table may leave their tests empty.
-const OPEN: [&str; 2] = ["F10", "F13"];
 
 #[test]
 fn the_table_of_cases_names_tests_that_exist() {
@@ -677,7 +674,7 @@ fn the_table_of_cases_names_tests_that_exist() {
         if std::env::var_os("KILN_BLESS").is_some() {
             continue;
         }
-        assert!(!named.is_empty() || OPEN.contains(&case), "{case} has no test");
+        assert!(!named.is_empty(), "{case} has no test");
         for name in named {
             let name = name.trim_matches('`');
             assert!(
