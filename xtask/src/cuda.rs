@@ -37,6 +37,8 @@ crate::codes! {
 pub struct CudaRequest {
     /// The `[env]` table of `.cargo/cuda-oxide.toml`, which a build also gets. The environment wins.
     pub settings: BTreeMap<String, String>,
+    /// The toolkit in the store, which `setup --cuda wheels` lays; tried after the variables.
+    pub laid: Option<PathBuf>,
     /// Toolkit roots to try last.
     pub roots: Vec<PathBuf>,
     /// System folders with shared libraries.
@@ -51,6 +53,7 @@ impl CudaRequest {
         let folders = |names: &[&str]| names.iter().map(PathBuf::from).collect();
         CudaRequest {
             settings,
+            laid: None,
             roots: folders(&["/usr/local/cuda", "/opt/cuda"]),
             libraries: folders(match TARGETS {
                 ["x86_64-linux"] => &[
@@ -134,7 +137,7 @@ pub fn find_toolkit(request: &CudaRequest, env: &Env) -> Resolved<Toolkit> {
             &NO_TOOLKIT,
             "no CUDA toolkit with cuda.h and a libcuda.so to link with was found",
         )
-        .hint("install the CUDA toolkit and set CUDA_TOOLKIT_PATH to its root; a GPU is not needed to build");
+        .hint("install the CUDA toolkit and set CUDA_TOOLKIT_PATH to its root, or run: cargo xtask setup --cuda wheels; a GPU is not needed to build");
         for candidate in &decision.candidates {
             if let Verdict::Rejected(reason) = &candidate.verdict {
                 error = error.cause(format!("{} {reason}", candidate.what));
@@ -289,6 +292,8 @@ fn toolkit_candidates(request: &CudaRequest, env: &Env) -> (Vec<(PathBuf, String
         return (explicit, true);
     }
     let mut found: Vec<(PathBuf, String)> = Vec::new();
+    found
+        .extend(request.laid.iter().map(|root| (root.clone(), "the store (setup --cuda wheels)".to_owned())));
     for tool in ["nvcc", "ptxas"] {
         for folder in env.search_path() {
             let Ok(path) = env.absolute(&folder.join(tool)) else { continue };
@@ -470,6 +475,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let request = CudaRequest {
+                laid: None,
                 settings: BTreeMap::new(),
                 roots: Vec::new(),
                 libraries: Vec::new(),

@@ -30,7 +30,7 @@ crate::codes! {
         "The patch cannot be read as a git-style unified diff: a header is wrong, a hunk has more or fewer \
          lines than its header says, or a line belongs to nothing. Patches that were edited by hand often \
          end up so. Make it again with `git diff` or `git format-patch`, and record its new sha256 with \
-         `cargo xtask pin`.";
+         `cargo xtask pin --patches --write`.";
     EMPTY = "KILN-0662", Machine, "a patch file changes nothing",
         "The patch file is empty or holds text without a diff, so the source would be built unpatched. \
          Restore the file, or remove its entry from PROVENANCE.";

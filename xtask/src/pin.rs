@@ -15,6 +15,7 @@ use toml::Spanned;
 use crate::codes;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
+use crate::llc::LlvmMajor;
 use crate::toml_context::{Table, excerpt};
 
 codes! {
@@ -35,11 +36,11 @@ codes! {
     PATCH_CHANGED = "KILN-0205", Refusal, "a carried patch is not the recorded one",
         "PROVENANCE records the sha256 of every carried patch over its bytes. The file has another hash, so the \
          backend built with it would not be the pinned one. Usual causes: the patch was edited on purpose (record \
-         it with `cargo xtask pin`), or git converted its line endings on checkout (`core.autocrlf`; the \
+         it with `cargo xtask pin --patches --write`), or git converted its line endings on checkout (`core.autocrlf`; the \
          repository's .gitattributes turns that off for patches).";
     PATCH_STRAY = "KILN-0206", Refusal, "a patch is not listed in PROVENANCE",
         "Every *.patch file in backend-patches/ must have a [[patch]] entry in PROVENANCE, so that no patch is \
-         forgotten without a word. Record it with `cargo xtask pin`, or remove the file.";
+         forgotten without a word. Record it with `cargo xtask pin --patches --write`, or remove the file.";
 }
 
 /// The pin file's name, at the root of the workspace.
@@ -61,8 +62,23 @@ pub struct Pin {
     pub llvm: Llvm,
     /// The kernels and their verified outputs: `[kernels]`.
     pub kernels: Kernels,
+    /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
+    pub cuda: Vec<CudaWheel>,
     /// The models that can be fetched: `[[model]]`.
     pub models: Vec<Model>,
+}
+
+/// One `[[cuda]]`: a Python wheel of NVIDIA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaWheel {
+    /// The package's name.
+    pub package: String,
+    /// Its exact version.
+    pub version: String,
+    /// The machines that it is for, `ARCH-OS` as Rust names them: `x86_64-linux`.
+    pub target: String,
+    /// The sha256 of the wheel.
+    pub sha256: Sha256,
 }
 
 /// One `[[model]]`: a file inside of a Python wheel, which package mirrors serve where nothing else is reachable.
@@ -106,6 +122,10 @@ pub struct Source {
     pub lock: TreePath,
     /// The sha256 of that lock file in the patched tree.
     pub lock_sha256: Sha256,
+    /// The hash of the vendored folder of every crate from git in the lock files, by `NAME-VERSION`: a lock file has a
+    /// checksum for crates of the registry alone. Used where crates come from a bundle.
+    #[serde(default)]
+    pub git_crates: BTreeMap<String, TreeHash>,
 }
 
 /// One `[[patch]]`.
@@ -188,10 +208,6 @@ pub struct PatchName(String);
 /// An exact Rust release: `1.95.0` or `nightly-2026-04-03`, never a moving name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel(String);
-
-/// A major version of LLVM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LlvmMajor(u16);
 
 /// A GPU architecture as a key: `sm_`, digits, and at most one of `a` and `f`. Whether it exists is not checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -286,7 +302,8 @@ impl Pin {
         }
         strays.sort();
         let message = format!("not listed in {FILE_NAME}: {}", strays.join(", "));
-        Err(Error::new(&PATCH_STRAY, message).hint("record it with `cargo xtask pin`, or remove it"))
+        Err(Error::new(&PATCH_STRAY, message)
+            .hint("record it with `cargo xtask pin --patches --write`, or remove it"))
     }
 }
 
@@ -327,7 +344,7 @@ impl Patch {
             );
             // Removed first, because git takes a file that it converted itself for unchanged.
             return Err(Error::new(&PATCH_CHANGED, message).hint(format!(
-                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin`"
+                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin --patches --write`"
             )));
         }
         Ok(PinnedPatch {
@@ -370,6 +387,17 @@ struct RawPin {
     kernels: Table<Kernels>,
     #[serde(default)]
     model: Vec<Spanned<Table<Model>>>,
+    #[serde(default)]
+    cuda: Vec<Table<RawCudaWheel>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawCudaWheel {
+    package: Spanned<String>,
+    version: Spanned<String>,
+    target: Spanned<String>,
+    sha256: Sha256,
 }
 
 #[derive(Deserialize)]
@@ -423,6 +451,28 @@ impl RawPin {
             return Err((llvm.preferred.span(), message));
         }
 
+        let mut cuda = Vec::new();
+        for Table(wheel) in self.cuda {
+            // They become words of pip's requirements: nothing else may hide in them.
+            for word in [&wheel.package, &wheel.version, &wheel.target] {
+                let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+                if !word.get_ref().starts_with(|c: char| c.is_ascii_alphanumeric())
+                    || !word.get_ref().chars().all(plain)
+                {
+                    let message =
+                        format!("expected letters, digits, `.`, `_` and `-`, found {:?}", word.get_ref());
+                    return Err((word.span(), message));
+                }
+            }
+            let (package, version) = (wheel.package.into_inner(), wheel.version.into_inner());
+            cuda.push(CudaWheel {
+                package,
+                version,
+                target: wheel.target.into_inner(),
+                sha256: wheel.sha256,
+            });
+        }
+
         let mut models: Vec<Model> = Vec::new();
         for model in self.model {
             let span = model.span();
@@ -435,6 +485,7 @@ impl RawPin {
 
         Ok(Pin {
             models,
+            cuda,
             source: self.source.0,
             patches,
             toolchain: self.toolchain.0,
@@ -448,18 +499,6 @@ impl TreePath {
     /// This path below `tree`.
     pub fn under(&self, tree: &Path) -> PathBuf {
         tree.join(&self.0)
-    }
-}
-
-impl LlvmMajor {
-    /// The major version `number`; LLVM's majors begin at 1.
-    pub fn new(number: u16) -> Option<Self> {
-        (1..=999).contains(&number).then_some(LlvmMajor(number))
-    }
-
-    /// The number.
-    pub fn number(self) -> u16 {
-        self.0
     }
 }
 
@@ -611,10 +650,15 @@ impl FromStr for LlvmTable {
         let number = text.strip_prefix("llvm-").filter(|number| !number.starts_with(['0', '+']));
         number
             .and_then(|number| number.parse().ok())
-            .and_then(LlvmMajor::new)
+            .and_then(pinned_major)
             .map(LlvmTable)
             .ok_or_else(|| format!("expected a table `llvm-<major>` such as `llvm-22`, found {text:?}"))
     }
+}
+
+/// The major version `number`, if LLVM may have it: its majors begin at 1.
+fn pinned_major(number: i64) -> Option<LlvmMajor> {
+    u32::try_from(number).ok().filter(|number| (1..=999).contains(number)).map(LlvmMajor)
 }
 
 impl<'de> Deserialize<'de> for LlvmMajor {
@@ -628,17 +672,11 @@ impl<'de> Deserialize<'de> for LlvmMajor {
             }
 
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<LlvmMajor, E> {
-                let major = u16::try_from(number).ok().and_then(LlvmMajor::new);
-                major.ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
+                pinned_major(number)
+                    .ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
             }
         }
         deserializer.deserialize_i64(Major)
-    }
-}
-
-impl fmt::Display for LlvmMajor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -776,14 +814,14 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
     fn the_repository_s_own_file_is_valid() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let pin = Pin::load(root).unwrap();
-        assert_eq!(pin.llvm.preferred.number(), 22);
+        assert_eq!(pin.llvm.preferred, LlvmMajor(22));
         assert!(!pin.kernels.contraction);
     }
 
     #[test]
     fn unknown_and_misspelt_keys() {
         assert_snapshot!(error_with("cargo-oxide =", "cargo_oxide ="), @r#"
-        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`
+        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`, `git-crates`
           |
         5 | backend = "crates/rustc-codegen-cuda"
         6 | cargo_oxide = "crates/cargo-oxide"
@@ -1159,7 +1197,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch changed on checkout (autocrlf?): only its line endings differ
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 8a654ca1b3d741c4e6e7d9f760b76268b61c114331cf8f56bd44ce3071f85ff5
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1177,7 +1215,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch is not the recorded one
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 a3f60748ac09f8b48cb70ca129a25b06a5d3b9394237d02ba278f5fe310d20dd
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1193,7 +1231,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         fs_err::write(folder.path().join("README.md"), "").unwrap();
         assert_snapshot!(patch_error(&pin, folder.path()), @"
         KILN-0206 (70): not listed in PROVENANCE: [patches]/0002-two.PATCH
-        hint: record it with `cargo xtask pin`, or remove it
+        hint: record it with `cargo xtask pin --patches --write`, or remove it
         ");
     }
 

@@ -16,6 +16,7 @@ use crate::cargo_config::{CargoConfig, HostFlags};
 use crate::checkout;
 use crate::cli::Common;
 use crate::cuda::{self, CudaRequest, LibClang, Ptxas, Toolkit};
+use crate::cuda_wheels;
 use crate::decision::{Decision, Problem, Resolved, Thoroughness, Verdict};
 use crate::env::Env;
 use crate::error::{BUG, Error, Result};
@@ -128,7 +129,10 @@ impl Plan {
             thread::scope(|scope| {
                 let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
                 let cuda = scope.spawn(|| {
-                    let request = CudaRequest::new(settings.clone());
+                    let mut request = CudaRequest::new(settings.clone());
+                    if let (Some(pins), Some(store)) = (&pins.value, &store.value) {
+                        request.laid = cuda_wheels::find(store, &pins.pin).map(|parts| parts.root);
+                    }
                     let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
                     let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
                     let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
@@ -328,9 +332,7 @@ fn resolve_llc(
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
     let llvm = &pins.pin.llvm;
-    let major = |major: &crate::pin::LlvmMajor| llc::LlvmMajor(u32::from(major.number()));
-    let verified: Vec<_> = llvm.verified.iter().map(major).collect();
-    let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
+    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
     request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
     request.thoroughness = asked.thoroughness;

@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
 use crate::nar;
 use crate::patch::{self, Patch};
-use crate::pin::{Pin, PinnedPatch, Source};
+use crate::pin::{Pin, PinnedPatch, Repository, Source};
+use crate::process::{self, Failure};
 use crate::progress::Progress;
 use crate::store::{Key, Kind, Staging, Store};
 
@@ -112,7 +113,7 @@ const ENTRY_FILE: &str = "entry.json";
 const TREE: &str = "tree";
 
 /// The key of the unpatched tree.
-fn pristine_key(source: &Source) -> Key {
+pub fn pristine_key(source: &Source) -> Key {
     Key::builder("pristine", RECIPE).field("tree", &source.tree.to_string()).finish()
 }
 
@@ -148,6 +149,18 @@ pub fn verify(store: &Store, key: &Key) -> Result<Patched> {
     Ok(Patched { key: key.clone(), tree, hash })
 }
 
+/// The unpatched tree and its hash, if it is in the store; its hash was compared with the one it was published with.
+///
+/// # Errors
+/// It was changed ([`CHANGED`]).
+pub fn verify_pristine(store: &Store, source: &Source) -> Result<Option<(PathBuf, TreeHash)>> {
+    let folder = store.entry(Kind::Pristine, &pristine_key(source));
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    verify_entry(&folder).map(Some)
+}
+
 fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
     let hint = "run: cargo xtask setup";
     let record = folder.join(ENTRY_FILE);
@@ -157,12 +170,12 @@ fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::new(&MISSING, format!("there is no {}", record.display())).hint(hint));
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(Error::from(error).as_damage(&CHANGED, &record)),
     };
     let entry: Entry = serde_json::from_slice(&text).map_err(|error| {
         Error::new(&CHANGED, format!("{} is not what setup writes", record.display())).cause(error).hint(hint)
     })?;
-    let found = nar::hash_tree(&tree)?;
+    let found = nar::hash_tree(&tree).map_err(|error| error.as_damage(&CHANGED, &tree))?;
     if found != entry.tree {
         return Err(Error::new(
             &CHANGED,
@@ -387,11 +400,78 @@ fn from_archive(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) 
 }
 
 fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> Result<()> {
-    making.progress.note(&format!("reading revision {} from {}", source.revision, path.display()));
+    unpack_git(&source.repository, &source.revision, path, tree, making)?;
+    check_tree(source, tree, &path.display().to_string())
+}
+
+/// Takes any revision, whose tree nobody has pinned yet, into `tree`; downloads go to the folder `scratch`.
+///
+/// # Errors
+/// It cannot be had. That it is the right tree is not checked.
+pub fn take(
+    repository: &Repository,
+    revision: &Revision,
+    tree: &Path,
+    scratch: &Path,
+    making: &Making<'_>,
+) -> Result<()> {
+    let unpack = |archive: &Path| -> Result<()> {
+        archive::unpack_archive(archive, tree, &Limits::default())?.check_revision(revision)
+    };
+    match making.origin {
+        Origin::Repository => {
+            let archive = scratch.join("archive.tar.gz");
+            fetch(&format!("{repository}/archive/{revision}.tar.gz"), &archive, making)?;
+            unpack(&archive)
+        }
+        Origin::Archive(path) => unpack(path),
+        Origin::Folder(path) => copy_tree(path, tree),
+        Origin::Git(path) => unpack_git(repository, revision, path, tree, making),
+    }
+}
+
+/// Runs git and returns what it prints.
+///
+/// # Errors
+/// It cannot be started, or fails.
+pub fn git(arguments: &[&str], env: &Env) -> Result<String> {
+    let mut command = git_command(env);
+    command.args(arguments);
+    let output = process::output(&mut command, GIT_LIMIT).map_err(|failure| match failure {
+        Failure::Start(error) => Error::new(&NO_GIT, "cannot start git").cause(error).hint("install git"),
+        Failure::TimedOut(limit) => {
+            Error::new(&GIT_FAILED, format!("git gave no answer within {} s", limit.as_secs()))
+                .hint("check the network")
+        }
+    })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(Error::new(&GIT_FAILED, format!("git {} ended with {}", arguments.join(" "), output.status))
+        .cause(output.stderr.trim())
+        .hint("check the name of the revision and the network"))
+}
+
+/// The time that git may take to ask a server.
+const GIT_LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+fn git_command(env: &Env) -> Command {
     let mut command = Command::new("git");
     // GIT_DIR and its like would make git read another repository than the named one.
-    command.env_clear().envs(making.env.vars().filter(|(name, _)| !is_git_variable(name)));
-    command.arg("-C").arg(path).args(["archive", "--format=tar", source.revision.as_str()]);
+    command.env_clear().envs(env.vars().filter(|(name, _)| !is_git_variable(name)));
+    command
+}
+
+fn unpack_git(
+    repository: &Repository,
+    revision: &Revision,
+    path: &Path,
+    tree: &Path,
+    making: &Making<'_>,
+) -> Result<()> {
+    making.progress.note(&format!("reading revision {revision} from {}", path.display()));
+    let mut command = git_command(making.env);
+    command.arg("-C").arg(path).args(["archive", "--format=tar", revision.as_str()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&NO_GIT, format!("cannot start git to read {}", path.display()))
@@ -415,15 +495,12 @@ fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> R
     if !status.success() {
         return Err(Error::new(
             &GIT_FAILED,
-            format!("git archive {} failed in {}: {}", source.revision, path.display(), said.trim()),
+            format!("git archive {revision} failed in {}: {}", path.display(), said.trim()),
         )
-        .hint(format!(
-            "fetch the revision there first: git fetch {} {}",
-            source.repository, source.revision
-        )));
+        .hint(format!("fetch the revision there first: git fetch {repository} {revision}")));
     }
     unpacked?;
-    check_tree(source, tree, &path.display().to_string())
+    Ok(())
 }
 
 fn is_git_variable(name: &OsStr) -> bool {
@@ -432,7 +509,7 @@ fn is_git_variable(name: &OsStr) -> bool {
 }
 
 /// Copies a tree: folders, files with their executable bit, and links as they are.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

@@ -5,15 +5,18 @@
 //! pristine/<key>/                 tree/ as upstream has it, entry.json
 //! sources/<key>/                  tree/ with the carried patches applied, entry.json
 //! backends/<key>/                 the backend, cargo-oxide, record.json
+//! vendor/<key>/                   the crates of all workspaces, from a bundle
+//! cuda/<key>/                     CUDA toolkit parts from NVIDIA's wheels
 //! models/<sha256>/                a model's file, keyed by its own hash
+//! roots/<hash>.json               which checkout uses which entries
 //! build/<key>/                    Cargo's target folder of a build that has not been published yet
 //! locks/<name>.lock               kernel locks; the content only informs
 //! ```
 //!
 //! An entry is staged beside its final name, completed, and renamed: it is there whole or not at all. A key is a
 //! hash of everything that decides the content, so an entry never changes; no time stamp is ever looked at.
-//! Readers take no lock and work on a read-only store. What a killed setup leaves is swept by a later one. Left out:
-//! removing entries.
+//! Readers take no lock and work on a read-only store. What a killed setup leaves is swept by a later one. Removing
+//! entries is in [`crate::inventory`].
 
 use std::fmt;
 use std::io::Write as _;
@@ -36,8 +39,9 @@ crate::codes! {
     IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
         "A file or folder that setup did not write stands where an entry belongs. Move it away.";
     BAD_ROOT = "KILN-0904", Machine, "the store cannot be there",
-        "The store's path goes into the compiler's flags and into TOML files, so it must be UTF-8. A `~` that the \
-         shell did not expand (it does not in quotes) is refused, since it would make a folder of that name.";
+        "The store's path goes into the compiler's and the linker's flags and into TOML files, so it must be UTF-8 without \
+         a colon (it separates search paths), a percent sign (lld makes other letters of it) or a control character. A `~` that the shell did not expand (it does not in quotes) is \
+         refused, since it would make a folder of that name. Choose another folder with `--store DIR`.";
 }
 
 /// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
@@ -53,6 +57,25 @@ impl Key {
     /// The key of an entry that is one file with this hash.
     pub fn of_file(sha256: &crate::hash::Sha256) -> Self {
         Key(sha256.to_string())
+    }
+}
+
+impl serde::Serialize for Key {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Key {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let plain = matches!(text.len(), 32 | 64)
+            && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        if plain {
+            Ok(Key(text))
+        } else {
+            Err(serde::de::Error::custom("expected a key of 32 hexadecimal digits"))
+        }
     }
 }
 
@@ -98,24 +121,32 @@ pub enum Kind {
     Source,
     /// The built backend.
     Backend,
+    /// The crates of all workspaces.
+    Vendor,
+    /// CUDA toolkit parts.
+    Cuda,
     /// A model's file.
     Model,
 }
 
 impl Kind {
-    const ALL: [Kind; 4] = [Kind::Pristine, Kind::Source, Kind::Backend, Kind::Model];
+    /// All of them.
+    pub const ALL: [Kind; 6] =
+        [Kind::Pristine, Kind::Source, Kind::Backend, Kind::Vendor, Kind::Cuda, Kind::Model];
 
     /// The name of the lock that whoever makes the entry `key` holds.
     pub fn lock_name(self, key: &Key) -> String {
         self.lock_name_of(&key.0)
     }
 
-    fn lock_name_of(self, key: &str) -> String {
+    pub(crate) fn lock_name_of(self, key: &str) -> String {
         let kind = match self {
             Kind::Pristine => "pristine",
             Kind::Source => "source",
             Kind::Backend => "backend",
             Kind::Model => "model",
+            Kind::Vendor => "vendor",
+            Kind::Cuda => "cuda",
         };
         format!("{kind}-{key}")
     }
@@ -126,6 +157,8 @@ impl Kind {
             Kind::Pristine => "pristine",
             Kind::Source => "sources",
             Kind::Backend => "backends",
+            Kind::Vendor => "vendor",
+            Kind::Cuda => "cuda",
             Kind::Model => "models",
         }
     }
@@ -177,14 +210,16 @@ impl Store {
 
     fn at(root: PathBuf, from: &'static str) -> Result<Self> {
         // Found out later, the whole source would have been fetched for nothing.
-        if root.to_str().is_none() {
-            return Err(Error::new(
-                &BAD_ROOT,
-                format!("{from} puts the store at {}, which is not UTF-8", root.display()),
-            )
-            .hint("choose another folder with --store DIR"));
-        }
-        Ok(Store { root, from })
+        let odd = |c: char| c.is_control() || (cfg!(unix) && matches!(c, ':' | '%'));
+        let why = match root.to_str() {
+            None => "is not UTF-8".to_owned(),
+            Some(text) => match text.chars().find(|&c| odd(c)) {
+                Some(c) => format!("has {c:?} in it, which compilers and linkers cannot deal with"),
+                None => return Ok(Store { root, from }),
+            },
+        };
+        Err(Error::new(&BAD_ROOT, format!("{from} puts the store at {}, which {why}", root.display()))
+            .hint("choose another folder with --store DIR"))
     }
 
     /// Checks that nothing but a folder stands at the root, or nothing at all.
@@ -285,30 +320,68 @@ impl Store {
     /// # Errors
     /// The file system has no locks, or the lock file cannot be written.
     pub fn lock(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
-        let folder = self.root.join("locks");
-        fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("{name}.lock"));
-        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-        let file = file.into_file();
-        let refuse = |error: std::io::Error| {
-            Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
-                .hint("choose a store on a local disk with --store DIR")
-        };
+        let (path, file) = self.lock_file(name)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
-                let holder = holder.trim();
-                let holder = if holder.is_empty() { "another setup" } else { holder };
-                waiting(&format!("waiting for {holder}, which works on the same entry"));
-                file.lock().map_err(refuse)?;
+                waiting(&format!("waiting for {}, which works on the same entry", holder(&path)));
+                file.lock().map_err(|error| no_lock(&path, error))?;
             }
-            Err(std::fs::TryLockError::Error(error)) => return Err(refuse(error)),
+            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
         }
         let mut lock = Lock { file };
         lock.inform();
         Ok(lock)
     }
+
+    /// As [`Store::lock`], without waiting: `None` when another process holds it.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
+        let (path, file) = self.lock_file(name)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock { file })),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            Err(std::fs::TryLockError::Error(error)) => Err(no_lock(&path, error)),
+        }
+    }
+
+    /// Takes the lock `name` in common with others that do the same; who takes it alone waits for all of them.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_shared(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
+        let (path, file) = self.lock_file(name)?;
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                waiting(&format!("waiting for {}, which cleans the store", holder(&path)));
+                file.lock_shared().map_err(|error| no_lock(&path, error))?;
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
+        }
+        Ok(Lock { file })
+    }
+
+    fn lock_file(&self, name: &str) -> Result<(PathBuf, std::fs::File)> {
+        let folder = self.root.join("locks");
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{name}.lock"));
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        Ok((path, file.into_file()))
+    }
+}
+
+fn no_lock(path: &Path, error: std::io::Error) -> Error {
+    Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
+        .hint("choose a store on a local disk with --store DIR")
+}
+
+fn holder(path: &Path) -> String {
+    let holder = fs::read_to_string(path).unwrap_or_default();
+    let holder = holder.trim();
+    if holder.is_empty() { "another setup".to_owned() } else { holder.to_owned() }
 }
 
 /// Refuses a path that begins with a `~` that no shell has expanded.

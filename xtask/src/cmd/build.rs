@@ -13,17 +13,21 @@ use crate::arch::Arch;
 use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
+use crate::cmd::store;
 use crate::cuda::{LibClang, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::llc::{Tool, Tools};
 use crate::output;
+use crate::pin::Pin;
 use crate::plan::{self, Pins, Plan, Request};
 use crate::progress::{self, Progress};
 use crate::ptx::{self, Expectation, Ptx, scan};
+use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
+use crate::vendor::{self, Vendored};
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
@@ -61,11 +65,51 @@ impl Build {
     /// # Errors
     /// A refusal, or the child's failure with its own exit code.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        if self.arch.is_empty() {
-            build_cpu(self.common.quiet, workspace, env)
-        } else {
-            self.build_gpu(workspace, env)
+        if self.arch.is_empty() { self.build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+    }
+
+    /// The CPU engine, by the Cargo that runs us and with the user's own settings; then a story and its self-test.
+    fn build_cpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let quiet = self.common.quiet;
+        let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
+        command.arg("--message-format=json-render-diagnostics");
+        if quiet {
+            command.arg("--quiet");
         }
+        // Crates from a bundle serve without any network. Without a readable PROVENANCE or store there are none.
+        let crates = Pin::load(workspace).and_then(|pin| {
+            let store = store::locate(&self.common, workspace, env)?;
+            vendor::find(&store, &pin, workspace)
+        });
+        if let Ok(Some(crates)) = crates {
+            command.args(crates.arguments());
+        }
+        command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| {
+            Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
+        })?;
+        let mut binary = None;
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines() {
+                binary = executable(&line?).or(binary);
+            }
+        }
+        check(child.wait()?, "cargo build", &CARGO_FAILED)?;
+        let binary = binary.ok_or_else(|| {
+            Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
+        })?;
+        progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
+        // A story of the built-in model first, the verdict last.
+        for (arguments, what) in [(STORY, "kiln run"), (&["selftest"], "kiln selftest")] {
+            let status =
+                Command::new(&binary).args(arguments).stdin(Stdio::null()).status().map_err(|error| {
+                    Error::new(&ENGINE_FAILED, format!("cannot start {}", binary.display())).cause(error)
+                })?;
+            check(status, what, &ENGINE_FAILED)?;
+        }
+        Ok(0)
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
@@ -110,6 +154,8 @@ pub struct GpuBuild<'a> {
     backend: &'a Backend,
     cuda: &'a Toolkit,
     libclang: &'a LibClang,
+    /// The crates, where the store has them.
+    crates: Option<Vendored>,
 }
 
 /// What a GPU build made.
@@ -162,16 +208,18 @@ impl<'a> GpuBuild<'a> {
         if let Some(problem) = plan.problem() {
             return Err(problem.clone().into());
         }
+        let pins = plan.pins.require()?;
         let gpu = GpuBuild {
             quiet: progress.is_quiet(),
             workspace: &plan.workspace,
             env,
-            pins: plan.pins.require()?,
+            pins,
             toolchain: plan.rustc.require()?,
             tools: plan.llc.require()?,
             backend: plan.backend.require()?,
             cuda: plan.cuda.require()?,
             libclang: plan.libclang.require()?,
+            crates: vendor::find(plan.store.require()?, &pins.pin, &plan.workspace)?,
         };
         gpu.refuse_other_backend()?;
         Ok(gpu)
@@ -206,26 +254,42 @@ impl<'a> GpuBuild<'a> {
     /// The child fails, or its PTX is refused.
     pub fn build(&self, arch: &Arch) -> Result<Built> {
         let target = target(self.workspace, arch);
+        let files = self.ptx_in(arch, &target)?;
+        let mut checked = Vec::new();
+        for path in files {
+            let ptx = self.check(arch, &path, &fs::read_to_string(&path)?)?;
+            checked.push((path, ptx));
+        }
+        if let Some(folder) = checked.first().and_then(|(path, _)| path.parent()) {
+            let files: Vec<PathBuf> = checked.iter().map(|(path, _)| path.clone()).collect();
+            PtxRecord::write(folder, &arch.to_string(), self.backend.library_sha256, &files)?;
+        }
+        Ok(Built { arch: *arch, binary: binary(self.workspace, arch), ptx: checked })
+    }
+
+    /// Builds in the target folder `target` and returns the PTX files, which are not checked yet.
+    ///
+    /// # Errors
+    /// The child fails, or there are none.
+    pub(crate) fn ptx_in(&self, arch: &Arch, target: &Path) -> Result<Vec<PathBuf>> {
         let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
         fs::create_dir_all(&ptx_folder)?;
-        self.run(arch, &target, &ptx_folder)?;
+        for path in ptx_record::drop_changed(&ptx_folder)? {
+            eprintln!("warning: {} was changed since it was built: it is made again", path.display());
+        }
+        self.run(arch, target, &ptx_folder)?;
         let mut files = scan::in_folder(&ptx_folder)?;
         if files.is_empty() {
             // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
-            self.clean(&target)?;
-            self.run(arch, &target, &ptx_folder)?;
+            self.clean(target)?;
+            self.run(arch, target, &ptx_folder)?;
             files = scan::in_folder(&ptx_folder)?;
         }
         if files.is_empty() {
             return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
                 .hint(format!("run: rm -r {}, and build again", target.display())));
         }
-        let mut checked = Vec::new();
-        for path in files {
-            let ptx = self.check(arch, &path, &fs::read_to_string(&path)?)?;
-            checked.push((path, ptx));
-        }
-        Ok(Built { arch: *arch, binary: binary(self.workspace, arch), ptx: checked })
+        Ok(files)
     }
 
     /// Reads and checks `text`, the content of the PTX file `path`.
@@ -259,6 +323,10 @@ impl<'a> GpuBuild<'a> {
         command.env("RUSTC_BOOTSTRAP", "1");
         command.env("CUDA_TOOLKIT_PATH", &self.cuda.root).env("LIBCLANG_PATH", &self.libclang.folder);
         command.env("LIBRARY_PATH", library_path(&self.cuda.link, self.env)?);
+        if let Some(crates) = &self.crates {
+            let home = self.workspace.join("target/device/cargo-home");
+            command.env("CARGO_HOME", crates.cargo_home(&home, self.env)?);
+        }
         Ok(command)
     }
 
@@ -300,41 +368,6 @@ fn library_path(link: &Path, env: &Env) -> Result<OsString> {
         )
         .hint("move the toolkit to a folder without this character")
     })
-}
-
-/// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
-fn build_cpu(quiet: bool, workspace: &Path, env: &Env) -> Result<u8> {
-    let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
-    command.arg("--message-format=json-render-diagnostics");
-    if quiet {
-        command.arg("--quiet");
-    }
-    command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| {
-        Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
-    })?;
-    let mut binary = None;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            binary = executable(&line?).or(binary);
-        }
-    }
-    check(child.wait()?, "cargo build", &CARGO_FAILED)?;
-    let binary = binary.ok_or_else(|| {
-        Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
-    })?;
-    progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
-    // A story of the built-in model first, the verdict last.
-    for (arguments, what) in [(STORY, "kiln run"), (&["selftest"], "kiln selftest")] {
-        let status =
-            Command::new(&binary).args(arguments).stdin(Stdio::null()).status().map_err(|error| {
-                Error::new(&ENGINE_FAILED, format!("cannot start {}", binary.display())).cause(error)
-            })?;
-        check(status, what, &ENGINE_FAILED)?;
-    }
-    Ok(0)
 }
 
 /// The same story everywhere: the same seed gives the same bits.

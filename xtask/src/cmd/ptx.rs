@@ -16,7 +16,7 @@ use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::Sha256;
 use crate::output;
-use crate::pin::{ArchName, LlvmMajor, LlvmTable, Pin};
+use crate::pin::{ArchName, LlvmTable, Pin};
 use crate::plan::{Plan, Request};
 use crate::progress::{self, Silent};
 use crate::ptx::compare::{self, Difference};
@@ -201,10 +201,7 @@ fn build_and_scan(
     env: &Env,
 ) -> Result<Vec<Scanning>> {
     let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
-    let major = u16::try_from(gpu.llc().version.major.0).ok().and_then(LlvmMajor::new);
-    let llvm = LlvmTable(major.ok_or_else(|| {
-        Error::new(&crate::error::BUG, format!("LLVM {} is no major", gpu.llc().version.major))
-    })?);
+    let llvm = LlvmTable(gpu.llc().version.major);
     let mut scans = Vec::new();
     for arch in archs {
         let files: Vec<PathBuf> = gpu.build(arch)?.ptx.into_iter().map(|(path, _)| path).collect();

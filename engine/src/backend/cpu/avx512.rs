@@ -66,11 +66,12 @@ pub unsafe fn panel<P: Packing>(
                 let word = |group: usize| _mm512_set1_epi32(y.add(4 * group).cast::<i32>().read_unaligned());
                 let y_scale = _mm512_set1_ps(*column.scales.get_unchecked(index));
                 let sums = *column.sums.get_unchecked(index);
-                // The bias first: the dots of the stored quants then count up to the dots of the quants.
-                let mut dots = if f.bias == 0 {
-                    [_mm512_setzero_si512(); 2]
-                } else {
+                let total = || _mm512_set1_epi32(*column.totals.get_unchecked(index));
+                // The dots of the stored quants, less the bias times the sum, are the dots of the quants.
+                let mut dots = if f.halves && f.bias != 0 {
                     sums.map(|sum| _mm512_set1_epi32(-f.bias * sum))
+                } else {
+                    [_mm512_setzero_si512(); 2]
                 };
                 for k in 0..4 {
                     dots[0] = _mm512_dpbusd_epi32(dots[0], w[k], word(k));
@@ -82,7 +83,10 @@ pub unsafe fn panel<P: Packing>(
                         _mm512_mullo_epi32(factor(1), dots[1]),
                     )
                 } else {
-                    let dot = _mm512_add_epi32(dots[0], dots[1]);
+                    let mut dot = _mm512_add_epi32(dots[0], dots[1]);
+                    if f.bias != 0 {
+                        dot = _mm512_sub_epi32(dot, _mm512_mullo_epi32(total(), _mm512_set1_epi32(f.bias)));
+                    }
                     if f.factors { _mm512_mullo_epi32(factor(0), dot) } else { dot }
                 };
                 let lane = partial.get_unchecked_mut(index % LANES).as_mut_ptr();
@@ -96,7 +100,7 @@ pub unsafe fn panel<P: Packing>(
                             _mm512_mullo_epi32(factor(first + 1), _mm512_set1_epi32(sums[1])),
                         )
                     } else {
-                        let sum = _mm512_set1_epi32(sums[0] + sums[1]);
+                        let sum = total();
                         if f.factors { _mm512_mullo_epi32(factor(first), sum) } else { sum }
                     };
                     p = _mm512_fmadd_ps(_mm512_mul_ps(min, y_scale), _mm512_cvtepi32_ps(integer), p);

@@ -174,7 +174,10 @@ pub fn panel(
     results: &mut [[f32; ROWS]],
 ) {
     let fits = columns.iter().all(|column| {
-        column.quants.len() == parts * 32 && column.scales.len() == parts && column.sums.len() == parts
+        column.quants.len() == parts * 32
+            && column.scales.len() == parts
+            && column.sums.len() == parts
+            && column.totals.len() == parts
     });
     assert!(
         fits && columns.len() <= partials.0.len() && columns.len() <= results.len(),
@@ -254,12 +257,19 @@ leveled! {
 }
 
 leveled! {
-    /// Quantises `x` and sums the quants of each half of a part.
-    pub fn quantise(x: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [[i32; 2]]) {
+    /// Quantises `x` and sums the quants of each half of a part and of the part.
+    pub fn quantise(
+        x: &[f32],
+        quants: &mut [i8],
+        scales: &mut [f32],
+        sums: &mut [[i32; 2]],
+        totals: &mut [i32],
+    ) {
         kiln_kernels::quantize_q8(Host, x, quants, scales);
-        for (half, sums) in quants.as_chunks::<32>().0.iter().zip(sums) {
+        for ((half, sums), total) in quants.as_chunks::<32>().0.iter().zip(sums).zip(totals) {
             let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum();
             *sums = [sum(&half[..16]), sum(&half[16..])];
+            *total = sums[0] + sums[1];
         }
     }
 }
