@@ -845,7 +845,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         7 | lock = "Cargo.lock"
         "#);
         assert_snapshot!(error_with("[llvm]", "[lllvm]"), @"
-        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`, `model`
+        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`, `model`, `cuda`
            |
         19 |
         20 | [lllvm]
