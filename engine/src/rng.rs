@@ -1,6 +1,6 @@
-//! SplitMix64: the small random number generator of tests and self-tests, whose numbers never change.
+//! SplitMix64: the small random number generator of tests, self-tests and sampling, whose numbers never change.
 //!
-//! Not for sampling text and not for secrets.
+//! Not for secrets.
 
 /// A generator, defined by its seed alone.
 #[derive(Debug, Clone)]

@@ -16,6 +16,9 @@ use kiln_kernels::{Host, HostLanes, Q8_0_BYTES, Q8_0Row, Q8Activations, q8_0_row
 
 pub use plant::{PLANTS, plant};
 
+use crate::backend::{Backend, LoadOptions};
+use crate::model::Model;
+
 /// What a [`Runner`] reports when it could not compute.
 pub type RunError = Box<dyn Error + Send + Sync>;
 
@@ -52,6 +55,15 @@ pub trait DeviceKind {
     /// # Errors
     /// There is no such device, or it cannot be used; the message names what is missing.
     fn open(&self, index: usize) -> Result<Box<dyn Runner>, RunError>;
+
+    /// Loads a model on device `index`.
+    ///
+    /// # Errors
+    /// There is no such device, the model does not fit it, or this kind of device only runs the self-test.
+    fn load(&self, index: usize, model: Model, options: &LoadOptions) -> Result<Box<dyn Backend>, RunError> {
+        let _ = (index, model, options);
+        Err(format!("{} devices only run the self-test so far", self.name()).into())
+    }
 }
 
 /// A device as `--device` names it: `cpu`, `cuda`, `cuda:1`.

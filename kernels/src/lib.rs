@@ -21,9 +21,13 @@
 extern crate std;
 
 mod arith;
+pub mod attention;
+pub mod blocks;
+pub mod float_rows;
 #[cfg(any(feature = "std", test))]
 mod host;
 mod lanes;
+pub mod math;
 mod q8;
 mod rms_norm;
 

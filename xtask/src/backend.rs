@@ -154,9 +154,11 @@ fn verify_folder(folder: &Path, key: &Key) -> Result<Backend> {
         let path = folder.join(name);
         let recorded = record.subject_sha256(name);
         let found = match fs::File::open(&path) {
-            Ok(file) => Some(Sha256::of_reader(file)?),
+            Ok(file) => {
+                Some(Sha256::of_reader(file).map_err(|error| Error::from(error).as_damage(&CHANGED, &path))?)
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Error::from(error).as_damage(&CHANGED, &path)),
         };
         match (recorded, found) {
             (Some(recorded), Some(found)) if recorded == found => Ok((path, found)),

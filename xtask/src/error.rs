@@ -140,6 +140,18 @@ impl Error {
         self
     }
 
+    /// Of an entry of the store that cannot be read: that it is damaged, with this error as the cause. Only a missing
+    /// permission says nothing about the entry and stays what it is.
+    #[must_use]
+    pub fn as_damage(self, code: &'static Code, what: &std::path::Path) -> Self {
+        if std::ptr::eq(self.code(), &ACCESS) {
+            return self;
+        }
+        Error::new(code, format!("{} is not what setup published", what.display()))
+            .cause(self)
+            .hint("run: cargo xtask setup")
+    }
+
     /// The kind of failure.
     pub fn code(&self) -> &'static Code {
         self.0.code

@@ -15,6 +15,7 @@ use toml::Spanned;
 use crate::codes;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
+use crate::llc::LlvmMajor;
 use crate::toml_context::{Table, excerpt};
 
 codes! {
@@ -207,10 +208,6 @@ pub struct PatchName(String);
 /// An exact Rust release: `1.95.0` or `nightly-2026-04-03`, never a moving name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel(String);
-
-/// A major version of LLVM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LlvmMajor(u16);
 
 /// A GPU architecture as a key: `sm_`, digits, and at most one of `a` and `f`. Whether it exists is not checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -505,18 +502,6 @@ impl TreePath {
     }
 }
 
-impl LlvmMajor {
-    /// The major version `number`; LLVM's majors begin at 1.
-    pub fn new(number: u16) -> Option<Self> {
-        (1..=999).contains(&number).then_some(LlvmMajor(number))
-    }
-
-    /// The number.
-    pub fn number(self) -> u16 {
-        self.0
-    }
-}
-
 impl FromStr for Repository {
     type Err = String;
 
@@ -665,10 +650,15 @@ impl FromStr for LlvmTable {
         let number = text.strip_prefix("llvm-").filter(|number| !number.starts_with(['0', '+']));
         number
             .and_then(|number| number.parse().ok())
-            .and_then(LlvmMajor::new)
+            .and_then(pinned_major)
             .map(LlvmTable)
             .ok_or_else(|| format!("expected a table `llvm-<major>` such as `llvm-22`, found {text:?}"))
     }
+}
+
+/// The major version `number`, if LLVM may have it: its majors begin at 1.
+fn pinned_major(number: i64) -> Option<LlvmMajor> {
+    u32::try_from(number).ok().filter(|number| (1..=999).contains(number)).map(LlvmMajor)
 }
 
 impl<'de> Deserialize<'de> for LlvmMajor {
@@ -682,17 +672,11 @@ impl<'de> Deserialize<'de> for LlvmMajor {
             }
 
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<LlvmMajor, E> {
-                let major = u16::try_from(number).ok().and_then(LlvmMajor::new);
-                major.ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
+                pinned_major(number)
+                    .ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
             }
         }
         deserializer.deserialize_i64(Major)
-    }
-}
-
-impl fmt::Display for LlvmMajor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -830,7 +814,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
     fn the_repository_s_own_file_is_valid() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let pin = Pin::load(root).unwrap();
-        assert_eq!(pin.llvm.preferred.number(), 22);
+        assert_eq!(pin.llvm.preferred, LlvmMajor(22));
         assert!(!pin.kernels.contraction);
     }
 

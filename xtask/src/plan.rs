@@ -332,9 +332,7 @@ fn resolve_llc(
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
     let llvm = &pins.pin.llvm;
-    let major = |major: &crate::pin::LlvmMajor| llc::LlvmMajor(u32::from(major.number()));
-    let verified: Vec<_> = llvm.verified.iter().map(major).collect();
-    let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
+    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
     request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
     request.thoroughness = asked.thoroughness;

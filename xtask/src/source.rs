@@ -170,12 +170,12 @@ fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::new(&MISSING, format!("there is no {}", record.display())).hint(hint));
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(Error::from(error).as_damage(&CHANGED, &record)),
     };
     let entry: Entry = serde_json::from_slice(&text).map_err(|error| {
         Error::new(&CHANGED, format!("{} is not what setup writes", record.display())).cause(error).hint(hint)
     })?;
-    let found = nar::hash_tree(&tree)?;
+    let found = nar::hash_tree(&tree).map_err(|error| error.as_damage(&CHANGED, &tree))?;
     if found != entry.tree {
         return Err(Error::new(
             &CHANGED,

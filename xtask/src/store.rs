@@ -39,8 +39,9 @@ crate::codes! {
     IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
         "A file or folder that setup did not write stands where an entry belongs. Move it away.";
     BAD_ROOT = "KILN-0904", Machine, "the store cannot be there",
-        "The store's path goes into the compiler's flags and into TOML files, so it must be UTF-8. A `~` that the \
-         shell did not expand (it does not in quotes) is refused, since it would make a folder of that name.";
+        "The store's path goes into the compiler's and the linker's flags and into TOML files, so it must be UTF-8 without \
+         a colon (it separates search paths), a percent sign (lld makes other letters of it) or a control character. A `~` that the shell did not expand (it does not in quotes) is \
+         refused, since it would make a folder of that name. Choose another folder with `--store DIR`.";
 }
 
 /// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
@@ -209,14 +210,16 @@ impl Store {
 
     fn at(root: PathBuf, from: &'static str) -> Result<Self> {
         // Found out later, the whole source would have been fetched for nothing.
-        if root.to_str().is_none() {
-            return Err(Error::new(
-                &BAD_ROOT,
-                format!("{from} puts the store at {}, which is not UTF-8", root.display()),
-            )
-            .hint("choose another folder with --store DIR"));
-        }
-        Ok(Store { root, from })
+        let odd = |c: char| c.is_control() || (cfg!(unix) && matches!(c, ':' | '%'));
+        let why = match root.to_str() {
+            None => "is not UTF-8".to_owned(),
+            Some(text) => match text.chars().find(|&c| odd(c)) {
+                Some(c) => format!("has {c:?} in it, which compilers and linkers cannot deal with"),
+                None => return Ok(Store { root, from }),
+            },
+        };
+        Err(Error::new(&BAD_ROOT, format!("{from} puts the store at {}, which {why}", root.display()))
+            .hint("choose another folder with --store DIR"))
     }
 
     /// Checks that nothing but a folder stands at the root, or nothing at all.

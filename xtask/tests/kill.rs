@@ -245,6 +245,7 @@ fn e2_builds_while_a_setup_replaces_a_tampered_backend_see_one_or_the_other() {
                     assert!(present || !cfg!(target_os = "linux"), "{} was missing", file.display());
                 }
                 reads += 1;
+                std::thread::sleep(Duration::from_millis(1));
             }
             reads
         });
@@ -257,7 +258,7 @@ fn e2_builds_while_a_setup_replaces_a_tampered_backend_see_one_or_the_other() {
         }
         done.store(true, Ordering::Relaxed);
         assert!(!builds.join().unwrap().is_empty());
-        assert!(reads.join().unwrap() > 100);
+        assert!(reads.join().unwrap() > 10);
     });
     world.run(&["build", "--arch", "sm_86"]).exits(0);
 }

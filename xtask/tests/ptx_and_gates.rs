@@ -42,7 +42,7 @@ fn content(folder: &Path) -> BTreeMap<std::path::PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn bless_records_and_check_compares_in_every_direction() {
+fn f10_bless_records_and_check_compares_in_every_direction() {
     let world = recorded();
     let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
     assert!(
@@ -124,7 +124,7 @@ fn a_record_whose_two_halves_differ_is_refused() {
 }
 
 #[test]
-fn a_spill_needs_a_dated_reason() {
+fn f10_a_spill_needs_a_dated_reason() {
     let world = recorded();
     fs::write(world.path("cuda/spill"), "8").unwrap();
     world.run(&["ptx", "check"]).exits(70).says("kernel: spill-stores 8, above the table's 0");
@@ -319,7 +319,7 @@ fn a_filter_or_plant_that_matches_nothing_fails() {
 }
 
 #[test]
-fn every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_user_s() {
+fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_user_s() {
     let world = recorded();
     world.lay_card();
     let list = world.run(&["gate", "--list", "--json"]).exits(0);

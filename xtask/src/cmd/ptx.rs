@@ -16,10 +16,11 @@ use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::Sha256;
 use crate::output;
-use crate::pin::{ArchName, LlvmMajor, LlvmTable, Pin};
+use crate::pin::{ArchName, LlvmTable, Pin};
 use crate::plan::{Plan, Request};
 use crate::progress::{self, Silent};
 use crate::ptx::compare::{self, Difference};
+use crate::ptx::driver::Card;
 use crate::ptx::record::{self, Digests, NOT_RECORDED};
 use crate::ptx::scan::{self, Scanned};
 use crate::ptx::table::{self, FILE_NAME, Reason, Row, Table};
@@ -37,6 +38,9 @@ crate::codes! {
         "Registers, shared memory and spills are read from `ptxas -v`. It is part of the CUDA toolkit.";
     NO_ARCH = "KILN-0153", Machine, "no architecture was named, and none is recorded",
         "Without `--arch` the architectures are those that PROVENANCE has digests of. Name one with `--arch sm_NN`.";
+    NO_CARD = "KILN-0155", Machine, "there is no card to ask",
+        "With `--driver` the PTX is loaded by the driver, to read how much local memory each entry gets from its \
+         compiler. That needs a card. Everything else works without: run it without `--driver`.";
     RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
         "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
          `cargo xtask ptx bless`; one of them was edited or merged alone.";
@@ -73,6 +77,10 @@ struct Scan {
     #[arg(value_name = "PTX")]
     paths: Vec<PathBuf>,
 
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
+
     /// Print one JSON document (schema kiln.ptx-scan/1, described in docs/ptx.md)
     #[arg(long)]
     json: bool,
@@ -89,6 +97,10 @@ struct Check {
     /// Compare for this GPU architecture alone; may be given several times [default: all that are recorded]
     #[arg(long, value_name = "sm_NN[a|f]")]
     arch: Vec<String>,
+
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
 
     /// Compare the sources alone, even if the backend is there
     #[arg(long, conflicts_with = "arch")]
@@ -107,6 +119,10 @@ struct Bless {
     /// Record this GPU architecture, too; may be given several times
     #[arg(long, value_name = "sm_NN[a|f]")]
     arch: Vec<String>,
+
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
 
     /// Why spills or local memory are accepted, where there are any
     #[arg(long, value_name = "TEXT")]
@@ -166,17 +182,30 @@ fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
     archs.iter().map(|text| text.parse()).collect()
 }
 
+/// The first card, where it is asked for.
+fn card(wanted: bool) -> Result<Option<Card>> {
+    if !wanted {
+        return Ok(None);
+    }
+    let card = Card::first().ok_or_else(|| {
+        Error::new(&NO_CARD, "there is no NVIDIA driver or no card here").hint("run without --driver")
+    })?;
+    Ok(Some(card))
+}
+
 /// Builds for every one of `archs` with the plan's llc, and scans.
-fn build_and_scan(plan: &Plan, archs: &BTreeSet<Arch>, env: &Env) -> Result<Vec<Scanning>> {
+fn build_and_scan(
+    plan: &Plan,
+    archs: &BTreeSet<Arch>,
+    card: Option<&Card>,
+    env: &Env,
+) -> Result<Vec<Scanning>> {
     let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
-    let major = u16::try_from(gpu.llc().version.major.0).ok().and_then(LlvmMajor::new);
-    let llvm = LlvmTable(major.ok_or_else(|| {
-        Error::new(&crate::error::BUG, format!("LLVM {} is no major", gpu.llc().version.major))
-    })?);
+    let llvm = LlvmTable(gpu.llc().version.major);
     let mut scans = Vec::new();
     for arch in archs {
         let files: Vec<PathBuf> = gpu.build(arch)?.ptx.into_iter().map(|(path, _)| path).collect();
-        let entries = scan::scan(&files, plan.ptxas.value.as_ref(), env)?;
+        let entries = scan::scan(&files, plan.ptxas.value.as_ref(), card, env)?;
         let name = arch.to_string().parse().map_err(|what: String| Error::new(&crate::error::BUG, what))?;
         scans.push(Scanning { arch: name, llvm, files, entries });
     }
@@ -185,6 +214,7 @@ fn build_and_scan(plan: &Plan, archs: &BTreeSet<Arch>, env: &Env) -> Result<Vec<
 
 impl Scan {
     fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        let card = card(self.driver)?;
         let mut report = ScanReport { schema: "kiln.ptx-scan/1", ptxas: None, scans: Vec::new() };
         if self.arch.is_empty() {
             let ptxas = ptxas_alone(env);
@@ -192,13 +222,13 @@ impl Scan {
             for path in &self.paths {
                 files.extend(scan::files(&env.absolute(path)?)?);
             }
-            let entries = scan::scan(&files, ptxas.as_ref(), env)?;
+            let entries = scan::scan(&files, ptxas.as_ref(), card.as_ref(), env)?;
             report.ptxas = ptxas.map(|ptxas| ptxas.full);
             report.scans.push(ScanOf::new(None, None, &files, &entries));
         } else {
             let archs = parse(&self.arch)?;
             let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
-            for scanning in build_and_scan(&plan, &archs, env)? {
+            for scanning in build_and_scan(&plan, &archs, card.as_ref(), env)? {
                 let (arch, llvm) = (scanning.arch.to_string(), scanning.llvm.to_string());
                 report.scans.push(ScanOf::new(Some(arch), Some(llvm), &scanning.files, &scanning.entries));
             }
@@ -355,7 +385,8 @@ impl Check {
             return Ok(0);
         }
         let archs = archs(&self.arch, &recorded)?;
-        let scans = build_and_scan(&plan, &archs, env)?;
+        let card = card(self.driver)?;
+        let scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
         let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
         if !same_ptxas {
             let is = plan.ptxas.value.as_ref().map_or("not there", |ptxas| &ptxas.full);
@@ -459,7 +490,7 @@ pub fn compare_builds(
         let digests = recorded.values_mut().flat_map(BTreeMap::values_mut);
         digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
     }
-    let scans = build_and_scan(plan, &archs.iter().copied().collect(), env)?;
+    let scans = build_and_scan(plan, &archs.iter().copied().collect(), None, env)?;
     let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
     compare_with_record(&scans, &recorded, &table, same_ptxas)
 }
@@ -476,20 +507,21 @@ impl Bless {
         let mut all: Vec<String> = recorded.keys().map(|(arch, _)| arch.to_string()).collect();
         all.extend(self.arch.iter().cloned());
         let archs = archs(&all, &recorded)?;
+        let card = card(self.driver)?;
 
         // The recorded hash of the sources stands for all digests, so all of them are made anew.
         let source = record::source_hash(workspace)?;
         let request = Request::new(&self.common, Thoroughness::First);
         let plan = Plan::resolve(&request, workspace, env);
         let mut ptxas = Some(require_ptxas(&plan)?.full.clone());
-        let mut scans = build_and_scan(&plan, &archs, env)?;
+        let mut scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
         let done: BTreeSet<LlvmTable> = scans.iter().map(|scan| scan.llvm).collect();
         let majors: BTreeSet<LlvmTable> = recorded.keys().map(|(_, llvm)| *llvm).collect();
         for llvm in majors.difference(&done) {
             let request = Request { llc: Some(llvm.0.to_string().into()), ..request.clone() };
             let plan = Plan::resolve(&request, workspace, env);
             ptxas = ptxas.filter(|ptxas| plan.ptxas.value.as_ref().is_some_and(|other| other.full == *ptxas));
-            scans.extend(build_and_scan(&plan, &archs, env)?);
+            scans.extend(build_and_scan(&plan, &archs, card.as_ref(), env)?);
         }
 
         let (mut digests, mut rows) = (Digests::new(), table::Rows::new());

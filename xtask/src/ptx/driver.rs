@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 crate::codes! {
     DRIVER_FAILED = "KILN-0359", Machine, "the driver does not load the PTX",
-        "On a machine with a card, `ptx scan` also loads the PTX with the driver, to read how much local memory each entry \
+        "With `--driver`, `ptx` also loads the PTX with the driver, to read how much local memory each entry \
          uses. The driver refused: the PTX is newer than it, or for another architecture.";
 }
 

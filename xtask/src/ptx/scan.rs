@@ -63,20 +63,25 @@ pub fn read(files: &[PathBuf]) -> Result<BTreeMap<String, Entry>> {
     Ok(entries)
 }
 
-/// Scans all `files` together; with `ptxas`, also what each entry needs, and with a card what the driver gives it.
+/// Scans all `files` together; with `ptxas`, also what each entry needs, and with a card of their architecture what the
+/// driver gives it.
 ///
 /// # Errors
 /// As [`read`], and ptxas or the driver fails.
-pub fn scan(files: &[PathBuf], ptxas: Option<&Ptxas>, env: &Env) -> Result<BTreeMap<String, Scanned>> {
+pub fn scan(
+    files: &[PathBuf],
+    ptxas: Option<&Ptxas>,
+    card: Option<&Card>,
+    env: &Env,
+) -> Result<BTreeMap<String, Scanned>> {
     let mut usages = BTreeMap::new();
     let mut locals = BTreeMap::new();
-    let card = Card::first();
     for path in files {
         let text = text_of(path)?;
         let ptx = Ptx::parse(&text);
         // For another card than the architecture's own the number would be of other code.
         let own = ptx.target.as_deref().and_then(|target| target.parse::<Arch>().ok()).map(Arch::capability);
-        if let Some(card) = card.as_ref().filter(|card| own == Some(card.capability)) {
+        if let Some(card) = card.filter(|card| own == Some(card.capability)) {
             let entries = ptx.entries.iter().map(String::as_str);
             let found = card.local_bytes(&text, entries);
             locals.extend(found.map_err(|error| error.context(path.display().to_string()))?);
@@ -193,11 +198,11 @@ mod tests {
         assert!(error.hint_text().unwrap().contains("ptx-a, "), "{error}");
 
         let both = [at("ptx-a/k.ptx"), at("ptx-b/k.ptx")];
-        let error = scan(&both, None, &Env::default()).unwrap_err();
+        let error = scan(&both, None, None, &Env::default()).unwrap_err();
         assert_eq!((error.code().id, error.exit().status()), ("KILN-0355", 70));
         fs::write(at("ptx-b/k.ptx"), "not PTX").unwrap();
-        assert_eq!(scan(&both, None, &Env::default()).unwrap_err().code().id, "KILN-0353");
-        let scanned = scan(&both[..1], None, &Env::default()).unwrap();
+        assert_eq!(scan(&both, None, None, &Env::default()).unwrap_err().code().id, "KILN-0353");
+        let scanned = scan(&both[..1], None, None, &Env::default()).unwrap();
         assert_eq!(scanned["k"].row.usage, None);
     }
 }

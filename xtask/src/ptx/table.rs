@@ -47,7 +47,7 @@ pub struct Table {
 pub struct Row {
     /// What ptxas says; `None` when no ptxas was there.
     pub usage: Option<Usage>,
-    /// Bytes of local memory of a thread as the driver's own compiler says; `None` without a card.
+    /// Bytes of local memory of a thread as the driver's own compiler says; `None` when it was not asked.
     pub local: Option<u32>,
     /// All instructions.
     pub instructions: usize,

@@ -1,0 +1,389 @@
+//! Instruction sets, chosen at run time, and the calls that differ between them.
+//!
+//! Every level gives the same bits: see [`super::panel`]. The float walks of `kiln_kernels` are compiled once for each
+//! level, so that their loops over lanes become the vectors of that level.
+
+use std::fmt;
+
+use kiln_kernels::attention::{self, Rows};
+use kiln_kernels::{Host, HostLanes, LANES, math};
+
+#[cfg(target_arch = "x86_64")]
+use super::attend;
+use super::attend::Heads;
+use super::panel::{Column, Format, Partials, ROWS};
+use super::portable;
+use crate::error::{Error, Result};
+use crate::gguf::TensorType;
+use crate::quant;
+
+/// A level of instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// What the compiler was told that every processor has.
+    Portable,
+    /// NEON, which every AArch64 processor has.
+    Neon,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL and VNNI.
+    Avx512,
+}
+
+impl Level {
+    /// All levels, slowest first.
+    pub const ALL: [Level; 4] = [Level::Portable, Level::Neon, Level::Avx2, Level::Avx512];
+
+    /// Whether this processor has the level.
+    pub fn is_available(self) -> bool {
+        match self {
+            Level::Portable => true,
+            Level::Neon => cfg!(target_arch = "aarch64"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => {
+                std::is_x86_feature_detected!("avx2")
+                    && std::is_x86_feature_detected!("fma")
+                    && std::is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                Level::Avx2.is_available()
+                    && std::is_x86_feature_detected!("avx512f")
+                    && std::is_x86_feature_detected!("avx512bw")
+                    && std::is_x86_feature_detected!("avx512vl")
+                    && std::is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Level::Avx2 | Level::Avx512 => false,
+        }
+    }
+
+    /// The fastest level that this processor has.
+    pub fn best() -> Level {
+        Level::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Level::Portable)
+    }
+
+    /// The level of this name, if this processor has it.
+    ///
+    /// # Errors
+    /// [`Error::Request`] that says which levels there are.
+    pub fn from_name(name: &str) -> Result<Level> {
+        let available: Vec<Level> = Level::ALL.into_iter().filter(|level| level.is_available()).collect();
+        available.iter().copied().find(|level| level.to_string() == name).ok_or_else(|| {
+            let names: Vec<String> = available.iter().map(Level::to_string).collect();
+            Error::Request(format!(
+                "instruction level {name:?} is not available here; these are: {}",
+                names.join(", ")
+            ))
+        })
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Level::Portable => "portable",
+            Level::Neon => "neon",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+        })
+    }
+}
+
+/// A [`Format`] known at compile time.
+pub trait Packing {
+    /// The format.
+    const FORMAT: Format;
+}
+
+macro_rules! packings {
+    ($($name:ident)+) => { $(
+        struct $name;
+        impl Packing for $name {
+            const FORMAT: Format = match Format::of(TensorType::$name) {
+                Some(format) => format,
+                None => panic!("not a quantised type"),
+            };
+        }
+    )+ };
+}
+packings!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl);
+
+macro_rules! with_packing {
+    ($kind:expr, $alias:ident => $body:expr) => {
+        match $kind {
+            TensorType::Q4_0 => {
+                type $alias = Q4_0;
+                $body
+            }
+            TensorType::Q4_1 => {
+                type $alias = Q4_1;
+                $body
+            }
+            // The same packing as q8_0.
+            TensorType::Q5_0 | TensorType::Q8_0 => {
+                type $alias = Q8_0;
+                $body
+            }
+            TensorType::Q5_1 => {
+                type $alias = Q5_1;
+                $body
+            }
+            TensorType::Q2K => {
+                type $alias = Q2K;
+                $body
+            }
+            TensorType::Q3K => {
+                type $alias = Q3K;
+                $body
+            }
+            TensorType::Q4K => {
+                type $alias = Q4K;
+                $body
+            }
+            TensorType::Q5K => {
+                type $alias = Q5K;
+                $body
+            }
+            TensorType::Q6K => {
+                type $alias = Q6K;
+                $body
+            }
+            TensorType::Iq4Nl => {
+                type $alias = Iq4Nl;
+                $body
+            }
+            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => panic!("{} is not packed", $kind),
+        }
+    };
+}
+
+const _: () = assert!(Q5_0::FORMAT.bias == Q8_0::FORMAT.bias && !Q5_0::FORMAT.nibble && !Q5_0::FORMAT.min);
+
+/// The products of a panel's rows with up to [`super::panel::COLUMNS`] columns.
+///
+/// # Panics
+/// If a length does not agree or the level is not available.
+pub fn panel(
+    level: Level,
+    kind: TensorType,
+    bytes: &[u8],
+    parts: usize,
+    columns: &[Column<'_>],
+    partials: &mut Partials,
+    results: &mut [[f32; ROWS]],
+) {
+    let fits = columns.iter().all(|column| {
+        column.quants.len() == parts * 32
+            && column.scales.len() == parts
+            && column.sums.len() == parts
+            && column.totals.len() == parts
+    });
+    assert!(
+        fits && columns.len() <= partials.0.len() && columns.len() <= results.len(),
+        "columns of {parts} parts"
+    );
+    with_packing!(kind, P => {
+        assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
+        match level {
+            Level::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller has asked `is_available`, and the lengths are checked above.
+            Level::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
+            Level::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
+            #[allow(unreachable_patterns)]
+            _ => panic!("{level} is not available"),
+        }
+    })
+}
+
+/// Compiles a walk for each level and calls the right one.
+macro_rules! leveled {
+    ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? $body:block) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        pub fn $name(level: Level, $($arg: $type),*) $(-> $out)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn walk($($arg: $type),*) $(-> $out)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($arg: $type),*) $(-> $out)? { walk($($arg),*) }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx512($($arg: $type),*) $(-> $out)? { walk($($arg),*) }
+
+            match level {
+                Level::Portable | Level::Neon => walk($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a level is only used where `is_available` holds.
+                Level::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Level::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                Level::Avx2 | Level::Avx512 => walk($($arg),*),
+            }
+        }
+    };
+}
+
+leveled! {
+    /// A float row times a column.
+    pub fn float_row(kind: TensorType, row: &[u8], x: &[f32]) -> f32 {
+        match kind {
+            TensorType::F32 => kiln_kernels::float_rows::f32_row(HostLanes, row, x),
+            TensorType::F16 => kiln_kernels::float_rows::f16_row(HostLanes, row, x),
+            TensorType::Bf16 => kiln_kernels::float_rows::bf16_row(HostLanes, row, x),
+            _ => f32::NAN,
+        }
+    }
+}
+
+leveled! {
+    /// Normalises `x` into `out`.
+    pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+        kiln_kernels::rms_norm(HostLanes, x, weight, epsilon, |i, value| out[i] = value);
+    }
+}
+
+leveled! {
+    /// Quantises `x` and sums the quants of each half of a part and of the part.
+    pub fn quantise(
+        x: &[f32],
+        quants: &mut [i8],
+        scales: &mut [f32],
+        sums: &mut [[i32; 2]],
+        totals: &mut [i32],
+    ) {
+        kiln_kernels::quantize_q8(Host, x, quants, scales);
+        for ((half, sums), total) in quants.as_chunks::<32>().0.iter().zip(sums).zip(totals) {
+            let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum();
+            *sums = [sum(&half[..16]), sum(&half[16..])];
+            *total = sums[0] + sums[1];
+        }
+    }
+}
+
+leveled! {
+    /// `gate = silu(gate) * up`.
+    pub fn silu_times(gate: &mut [f32], up: &[f32]) {
+        use kiln_kernels::Arith;
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = Host.mul(math::silu(Host, *gate), *up);
+        }
+    }
+}
+
+leveled! {
+    /// `gate = gelu(gate) * up`.
+    pub fn gelu_times(gate: &mut [f32], up: &[f32]) {
+        use kiln_kernels::Arith;
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = Host.mul(math::gelu_tanh(Host, *gate), *up);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct HeadRows<'a> {
+    halves: &'a [u16],
+    width: usize,
+}
+
+impl Rows for HeadRows<'_> {
+    #[inline(always)]
+    fn row(&self, index: usize) -> &[u16] {
+        &self.halves[index * self.width..(index + 1) * self.width]
+    }
+}
+
+leveled! {
+    /// Attention of one query head by the plain walk.
+    pub fn attend_plain(
+        heads: Heads<'_>,
+        scores: &mut [f32],
+        partials: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let width = heads.width;
+        let (keys, values) = (HeadRows { halves: heads.keys, width }, HeadRows { halves: heads.values, width });
+        attention::attend(HostLanes, heads.queries, keys, values, heads.scale, scores, partials, out);
+    }
+}
+
+/// Attention of up to [`attend::QUERIES`] query heads that share keys and values, over `positions` positions.
+///
+/// # Panics
+/// If the lengths do not agree; see [`attend::attend`].
+pub fn attend(
+    level: Level,
+    heads: Heads<'_>,
+    positions: usize,
+    scores: &mut [f32],
+    partials: &mut [f32],
+    out: &mut [f32],
+) {
+    let width = heads.width;
+    let vector = match level {
+        Level::Portable | Level::Neon => 0,
+        Level::Avx2 => 32,
+        Level::Avx512 => 64,
+    };
+    if vector == 0 || !width.is_multiple_of(vector) {
+        for (index, out) in out.chunks_exact_mut(width).enumerate() {
+            let heads = Heads { queries: &heads.queries[index * width..(index + 1) * width], ..heads };
+            attend_plain(level, heads, &mut scores[..positions], &mut partials[..LANES * width], out);
+        }
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! on {
+            ($vector:ident, $features:literal) => {{
+                #[target_feature(enable = $features)]
+                fn call<const COUNT: usize>(
+                    heads: Heads<'_>,
+                    positions: usize,
+                    scores: &mut [f32],
+                    partials: &mut [f32],
+                    out: &mut [f32],
+                ) {
+                    // SAFETY: the features are enabled, and the width is a multiple of four vectors.
+                    unsafe {
+                        attend::attend::<super::vector::$vector, COUNT>(
+                            heads, positions, scores, partials, out,
+                        );
+                    }
+                }
+                // SAFETY: a level is only used where `is_available` holds.
+                unsafe {
+                    match out.len() / width {
+                        1 => call::<1>(heads, positions, scores, partials, out),
+                        2 => call::<2>(heads, positions, scores, partials, out),
+                        3 => call::<3>(heads, positions, scores, partials, out),
+                        _ => call::<4>(heads, positions, scores, partials, out),
+                    }
+                }
+            }};
+        }
+        match level {
+            Level::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
+            _ => on!(F32x8, "avx2,fma,f16c"),
+        }
+    }
+}
+
+/// Decodes a row of a tensor.
+pub fn decode(kind: TensorType, row: &[u8], out: &mut [f32]) {
+    quant::decode(kind, row, out);
+}

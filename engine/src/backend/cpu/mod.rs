@@ -1,0 +1,604 @@
+//! The CPU backend: the walks of `kiln_kernels` over panels, on a pool of threads.
+//!
+//! Bits do not depend on the level of instructions, the number of threads or the batches: every number is made by one
+//! chain of rounded operations that the walks define, and threads only share out whole numbers.
+
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod attend;
+mod kernel;
+mod matrix;
+mod panel;
+mod pool;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(test)]
+mod tests;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod vector;
+
+pub use kernel::Level;
+
+use kiln_kernels::{Arith, Host, LANES, attention, canonical, math};
+
+use super::{Backend, Wanted};
+use crate::error::{Error, Place, Result};
+use crate::model::{Activation, Model, Pairing};
+use attend::{Heads, QUERIES};
+use matrix::{Activations, Matrix, Store, multiply};
+use panel::{Arena, Partials};
+use pool::{Disjoint, Pool};
+
+/// The largest number of threads that can be asked for.
+pub const MAX_THREADS: usize = 512;
+
+/// The largest context that can be asked for.
+pub const MAX_CONTEXT: usize = 1 << 24;
+/// The largest batch that can be asked for.
+pub const MAX_BATCH: usize = 1 << 14;
+
+/// How to run on the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Positions of the cache; at least 1.
+    pub context: usize,
+    /// Threads, 1 to [`MAX_THREADS`].
+    pub threads: usize,
+    /// Columns of a batch; at least 1.
+    pub batch: usize,
+    /// The level of instructions.
+    pub level: Level,
+    /// Bytes that loading may take, if there is a limit.
+    pub memory: Option<u64>,
+}
+
+impl Options {
+    /// The best level, a batch of 64, no limit on memory.
+    pub fn new(context: usize, threads: usize) -> Options {
+        Options { context, threads, batch: 64, level: Level::best(), memory: None }
+    }
+}
+
+/// What a load takes, term by term, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNeed {
+    /// Weights, panels and the rest.
+    pub weights: u64,
+    /// Weights that are repacked into panels.
+    pub panels: u64,
+    /// Keys and values of all positions.
+    pub cache: u64,
+    /// Activations, logits, tables and scratch.
+    pub buffers: u64,
+}
+
+impl MemoryNeed {
+    /// Computes the need before anything is allocated; saturates rather than overflows.
+    pub fn of(model: &Model, options: &Options) -> MemoryNeed {
+        let config = &model.config;
+        let layers = &model.layers;
+        let matrices = layers
+            .iter()
+            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
+            .chain([&model.head]);
+        let (mut weights, mut panels) = (0u64, 0u64);
+        for tensor in matrices {
+            let bytes = Matrix::load_bytes(tensor);
+            weights = weights.saturating_add(bytes);
+            if panel::Format::of(tensor.kind).is_some() {
+                panels = panels.saturating_add(bytes.next_multiple_of(64));
+            }
+        }
+        let (context, batch) = (options.context as u64, options.batch as u64);
+        let keys = (config.kv_heads * config.head_width) as u64;
+        let cache = context.saturating_mul(keys * 4 * config.layers as u64);
+        let queries = (config.heads * config.head_width) as u64;
+        let (width, inner) = (config.width as u64, config.feed_forward as u64);
+        let columns = 2 * width * 4
+            + Activations::bytes(width.max(queries).max(inner))
+            + (queries + 2 * keys + queries + 2 * inner) * 4
+            + model.vocabulary() as u64 * 4;
+        let scratch = QUERIES * LANES * config.head_width * 4 + size_of::<Partials>();
+        let thread = (context * 4 * QUERIES as u64).saturating_add(scratch as u64);
+        let tables = context * 8 * config.rope.dimensions as u64;
+        let buffers = batch
+            .saturating_mul(columns)
+            .saturating_add((options.threads as u64).saturating_mul(thread))
+            .saturating_add(tables);
+        MemoryNeed { weights, panels, cache, buffers }
+    }
+
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache).saturating_add(self.buffers)
+    }
+}
+
+struct Layer {
+    query: Matrix,
+    key: Matrix,
+    value: Matrix,
+    output: Matrix,
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+}
+
+struct ThreadScratch {
+    scores: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// A model on the CPU.
+pub struct Cpu {
+    model: Model,
+    store: Store,
+    options: Options,
+    pool: Pool,
+    layers: Vec<Layer>,
+    head: Matrix,
+    global_table: Vec<[f32; 2]>,
+    local_table: Vec<[f32; 2]>,
+    /// Halves: layer, head, position, element.
+    keys: Vec<u16>,
+    values: Vec<u16>,
+    /// Positions that the cache holds.
+    filled: usize,
+    residual: Vec<f32>,
+    activations: Activations,
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+    attended: Vec<f32>,
+    added: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    logits: Vec<f32>,
+    wanted: usize,
+    partials: Vec<Box<Partials>>,
+    scratch: Vec<ThreadScratch>,
+}
+
+impl Cpu {
+    /// Loads a model.
+    ///
+    /// # Errors
+    /// [`Error::Request`] if an option is out of range or the memory would not suffice, with the terms.
+    pub fn load(model: Model, options: Options) -> Result<Cpu> {
+        if options.context == 0 || options.batch == 0 {
+            return Err(Error::Request("the context and the batch must be at least 1".into()));
+        }
+        if options.context > MAX_CONTEXT || options.batch > MAX_BATCH {
+            return Err(Error::Request(format!(
+                "a context of {} in batches of {}, expected at most {MAX_CONTEXT} and {MAX_BATCH}",
+                options.context, options.batch
+            )));
+        }
+        if options.threads == 0 || options.threads > MAX_THREADS {
+            return Err(Error::Request(format!("{} threads, expected 1 to {MAX_THREADS}", options.threads)));
+        }
+        let need = MemoryNeed::of(&model, &options);
+        if let Some(limit) = options.memory
+            && need.total() > limit
+        {
+            return Err(Error::Request(does_not_fit(&need, limit, &model, &options)));
+        }
+        let mut pool = Pool::new(options.threads)
+            .map_err(|error| Error::Request(format!("cannot start threads: {error}")))?;
+        let panels = usize::try_from(need.panels).unwrap_or(usize::MAX);
+        let arena = Arena::new(panels).map_err(|error| {
+            Error::Request(format!("cannot take {panels} bytes for the weights: {error}"))
+        })?;
+        let mut store = Store { file: model.file.clone(), arena };
+        let mut load = |tensor| Matrix::load(&mut store, tensor, &mut pool);
+        let layers = model
+            .layers
+            .iter()
+            .map(|l| Layer {
+                query: load(&l.query),
+                key: load(&l.key),
+                value: load(&l.value),
+                output: load(&l.output),
+                gate: load(&l.gate),
+                up: load(&l.up),
+                down: load(&l.down),
+            })
+            .collect();
+        let head = load(&model.head);
+        let config = &model.config;
+        let (context, batch) = (options.context, options.batch);
+        let queries = config.heads * config.head_width;
+        let keys = config.kv_heads * config.head_width;
+        let widest = config.width.max(queries).max(config.feed_forward);
+        let cache = config.layers * keys * context;
+        let local_table =
+            if config.local_rope.is_some() { model.rope_table(false, context) } else { Vec::new() };
+        Ok(Cpu {
+            layers,
+            head,
+            global_table: model.rope_table(true, context),
+            local_table,
+            keys: vec![0; cache],
+            values: vec![0; cache],
+            filled: 0,
+            residual: vec![0.0; batch * config.width],
+            activations: Activations::new(batch * widest),
+            query: vec![0.0; batch * queries],
+            key: vec![0.0; batch * keys],
+            value: vec![0.0; batch * keys],
+            attended: vec![0.0; batch * queries],
+            added: vec![0.0; batch * config.width],
+            gate: vec![0.0; batch * config.feed_forward],
+            up: vec![0.0; batch * config.feed_forward],
+            logits: vec![0.0; batch * model.vocabulary()],
+            wanted: 0,
+            partials: (0..options.threads).map(|_| Partials::boxed()).collect(),
+            scratch: (0..options.threads)
+                .map(|_| ThreadScratch {
+                    scores: vec![0.0; QUERIES * context],
+                    values: vec![0.0; QUERIES * LANES * config.head_width],
+                })
+                .collect(),
+            store,
+            pool,
+            options,
+            model,
+        })
+    }
+
+    /// The level of instructions in use.
+    pub fn level(&self) -> Level {
+        self.options.level
+    }
+
+    /// The halves of the cache, keys then values, for comparisons.
+    pub fn cache(&self) -> (&[u16], &[u16]) {
+        (&self.keys, &self.values)
+    }
+
+    fn check(&self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.model.vocabulary()) {
+            let problem = format!("token {token} is not in the vocabulary of {}", self.model.vocabulary());
+            return Err(Error::Request(problem));
+        }
+        if position > self.filled {
+            let problem = format!("position {position} does not follow the {} in the cache", self.filled);
+            return Err(Error::Request(problem));
+        }
+        if position.checked_add(tokens.len()).is_none_or(|end| end > self.options.context) {
+            let problem = format!(
+                "{} tokens at position {position} do not fit the context of {}",
+                tokens.len(),
+                self.options.context
+            );
+            return Err(Error::Request(problem));
+        }
+        if wanted == Wanted::All && tokens.len() > self.options.batch {
+            let problem =
+                format!("logits of {} tokens wanted, a batch holds {}", tokens.len(), self.options.batch);
+            return Err(Error::Request(problem));
+        }
+        Ok(())
+    }
+
+    fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+        let count = tokens.len();
+        self.embed(tokens, position)?;
+        for layer in 0..self.layers.len() {
+            self.attention(layer, position, count)?;
+            self.feed_forward(layer, position, count)?;
+        }
+        let first = match wanted {
+            Wanted::Nothing => count,
+            Wanted::Last => count - 1,
+            Wanted::All => 0,
+        };
+        self.wanted = count - first;
+        if self.wanted == 0 {
+            return Ok(());
+        }
+        let (level, width) = (self.options.level, self.model.config.width);
+        let (residual, model, store) = (&self.residual, &self.model, &self.store);
+        self.activations.fill(level, &mut self.pool, self.wanted, width, |column, out| {
+            let x = &residual[(first + column) * width..(first + column + 1) * width];
+            kernel::rms_norm(level, x, &model.output_norm, model.config.epsilon, out);
+        });
+        let scratch = Disjoint::new(&mut self.partials);
+        let logits = &mut self.logits[..];
+        let matrices = [(&self.head, logits)];
+        multiply(store, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
+        let vocabulary = self.model.vocabulary();
+        for column in 0..self.wanted {
+            let logits = &self.logits[column * vocabulary..(column + 1) * vocabulary];
+            check_finite(logits, Place::Logits, position + first + column)?;
+        }
+        Ok(())
+    }
+
+    fn embed(&mut self, tokens: &[u32], position: usize) -> Result<()> {
+        let model = &self.model;
+        let width = model.config.width;
+        let table = model.file.data(&model.embedding);
+        let row_bytes = table.len() / model.embedding.rows();
+        for (column, token) in tokens.iter().enumerate() {
+            let row = *token as usize * row_bytes;
+            let out = &mut self.residual[column * width..(column + 1) * width];
+            kernel::decode(model.embedding.kind, &table[row..row + row_bytes], out);
+            if model.config.embedding_scale != 1.0 {
+                for value in &mut *out {
+                    *value = Host.mul(*value, model.config.embedding_scale);
+                }
+            }
+            check_finite(out, Place::Embedding, position + column)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
+        let level = self.options.level;
+        let Cpu { model, store, pool, activations, residual, .. } = self;
+        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
+        let width = config.width;
+        activations.fill(level, pool, count, width, |column, out| {
+            let x = &residual[column * width..(column + 1) * width];
+            kernel::rms_norm(level, x, &tensors.attention_norm, config.epsilon, out);
+        });
+        let scratch = Disjoint::new(&mut self.partials);
+        let matrices = [
+            (&layer.query, &mut self.query[..]),
+            (&layer.key, &mut self.key[..]),
+            (&layer.value, &mut self.value[..]),
+        ];
+        multiply(store, level, pool, &scratch, activations, count, matrices);
+
+        let head = config.head_width;
+        let (queries, kv) = (config.heads * head, config.kv_heads * head);
+        let context = self.options.context;
+        let cache = index * kv * context..(index + 1) * kv * context;
+        let pairs = config.rope.dimensions / 2;
+        let table = if config.is_global(index) { &self.global_table } else { &self.local_table };
+        {
+            let (query, key) = (Disjoint::new(&mut self.query), Disjoint::new(&mut self.key));
+            let value = Disjoint::new(&mut self.value);
+            let keys = Disjoint::new(&mut self.keys[cache.clone()]);
+            let values = Disjoint::new(&mut self.values[cache.clone()]);
+            pool.for_each(count, 4, |_, range| {
+                for column in range {
+                    // SAFETY: a column's vectors and its position in the cache are its own.
+                    let (query, key, value) = unsafe {
+                        (
+                            query.part(column * queries..(column + 1) * queries),
+                            key.part(column * kv..(column + 1) * kv),
+                            value.part(column * kv..(column + 1) * kv),
+                        )
+                    };
+                    add_bias(query, tensors.query_bias.as_deref());
+                    add_bias(key, tensors.key_bias.as_deref());
+                    add_bias(value, tensors.value_bias.as_deref());
+                    let at = position + column;
+                    let angles = &table[at * pairs..(at + 1) * pairs];
+                    for (vector, norm) in [(&mut *query, &tensors.query_norm), (&mut *key, &tensors.key_norm)]
+                    {
+                        for head in vector.chunks_exact_mut(head) {
+                            if let Some(norm) = norm {
+                                norm_in_place(level, head, norm, config.epsilon);
+                            }
+                            rotate(head, angles, config.pairing);
+                        }
+                    }
+                    for (number, (key, value)) in
+                        key.chunks_exact(head).zip(value.chunks_exact(head)).enumerate()
+                    {
+                        let start = (number * context + at) * head;
+                        // SAFETY: as above.
+                        let (keys, values) =
+                            unsafe { (keys.part(start..start + head), values.part(start..start + head)) };
+                        for i in 0..head {
+                            keys[i] = math::to_f16(key[i]);
+                            values[i] = math::to_f16(value[i]);
+                        }
+                    }
+                }
+            });
+        }
+
+        let (keys, values) = (&self.keys[cache.clone()], &self.values[cache]);
+        let group = config.heads / config.kv_heads;
+        // An item is up to four query heads of a column that share keys and values.
+        let sets = group.div_ceil(QUERIES);
+        let (query, attended) = (&self.query, Disjoint::new(&mut self.attended));
+        let threads = Disjoint::new(&mut self.scratch);
+        let per_column = config.kv_heads * sets;
+        pool.for_each(count * per_column, 1, |thread, range| {
+            // SAFETY: each thread has its own scratch.
+            let scratch = &mut unsafe { threads.part(thread..thread + 1) }[0];
+            for item in range {
+                let (column, shared, set) = (item / per_column, item % per_column / sets, item % sets);
+                let at = position + column;
+                let first = config.first_visible(index, at);
+                let visible = at + 1 - first;
+                let rows = (shared * context + first) * head..(shared * context + at + 1) * head;
+                let number = shared * group + set * QUERIES;
+                let heads = (group - set * QUERIES).min(QUERIES);
+                let start = column * queries + number * head;
+                // SAFETY: each head of each column is its own part.
+                let out = unsafe { attended.part(start..start + heads * head) };
+                kernel::attend(
+                    level,
+                    Heads {
+                        queries: &query[start..start + heads * head],
+                        keys: &keys[rows.clone()],
+                        values: &values[rows],
+                        width: head,
+                        scale: config.attention_scale,
+                    },
+                    visible,
+                    &mut scratch.scores[..heads * visible],
+                    &mut scratch.values[..heads * LANES * head],
+                    out,
+                );
+            }
+        });
+
+        let attended = &self.attended;
+        activations.fill(level, pool, count, queries, |column, out| {
+            out.copy_from_slice(&attended[column * queries..(column + 1) * queries]);
+        });
+        let matrices = [(&layer.output, &mut self.added[..])];
+        multiply(store, level, pool, &scratch, activations, count, matrices);
+        self.add(self.options.level, index, true, position, count)
+    }
+
+    fn feed_forward(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
+        let level = self.options.level;
+        let Cpu { model, store, pool, activations, residual, .. } = self;
+        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
+        let (width, inner) = (config.width, config.feed_forward);
+        activations.fill(level, pool, count, width, |column, out| {
+            let x = &residual[column * width..(column + 1) * width];
+            kernel::rms_norm(level, x, &tensors.feed_forward_norm, config.epsilon, out);
+        });
+        let scratch = Disjoint::new(&mut self.partials);
+        let matrices = [(&layer.gate, &mut self.gate[..]), (&layer.up, &mut self.up[..])];
+        multiply(store, level, pool, &scratch, activations, count, matrices);
+        let (gate, up) = (&self.gate, &self.up);
+        activations.fill(level, pool, count, inner, |column, out| {
+            let part = column * inner..(column + 1) * inner;
+            out.copy_from_slice(&gate[part.clone()]);
+            match config.activation {
+                Activation::Silu => kernel::silu_times(level, out, &up[part]),
+                Activation::GeluTanh => kernel::gelu_times(level, out, &up[part]),
+            }
+        });
+        let matrices = [(&layer.down, &mut self.added[..])];
+        multiply(store, level, pool, &scratch, activations, count, matrices);
+        self.add(level, index, false, position, count)
+    }
+
+    /// Adds what a block made to the residual stream and checks it.
+    fn add(
+        &mut self,
+        level: Level,
+        index: usize,
+        attention: bool,
+        position: usize,
+        count: usize,
+    ) -> Result<()> {
+        let tensors = &self.model.layers[index];
+        let width = self.model.config.width;
+        let (norm, place) = if attention {
+            (&tensors.post_attention_norm, Place::Attention(index))
+        } else {
+            (&tensors.post_feed_forward_norm, Place::FeedForward(index))
+        };
+        for column in 0..count {
+            let added = &mut self.added[column * width..(column + 1) * width];
+            if let Some(norm) = norm {
+                norm_in_place(level, added, norm, self.model.config.epsilon);
+            }
+            let residual = &mut self.residual[column * width..(column + 1) * width];
+            for (value, added) in residual.iter_mut().zip(added) {
+                *value = Host.add(*value, *added);
+            }
+            check_finite(residual, place, position + column)?;
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Cpu {
+    fn description(&self) -> String {
+        let threads = self.options.threads;
+        format!("cpu, {}, {threads} thread{}", self.options.level, if threads == 1 { "" } else { "s" })
+    }
+
+    fn context(&self) -> usize {
+        self.options.context
+    }
+
+    fn batch_size(&self) -> usize {
+        self.options.batch
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.vocabulary()
+    }
+
+    fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+        self.wanted = 0;
+        self.check(tokens, position, wanted)?;
+        // A step that fails leaves its positions half written: they do not count.
+        self.filled = position;
+        let last = tokens.len().div_ceil(self.options.batch);
+        for (number, batch) in tokens.chunks(self.options.batch).enumerate() {
+            let wanted = if number + 1 == last { wanted } else { Wanted::Nothing };
+            self.run_batch(batch, self.filled, wanted)?;
+            self.filled += batch.len();
+        }
+        Ok(())
+    }
+
+    fn logits(&self) -> &[f32] {
+        &self.logits[..self.wanted * self.model.vocabulary()]
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let layers = self.layers.iter();
+        let matrices = layers.flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down]);
+        matrices.chain([&self.head]).map(Matrix::bytes).sum()
+    }
+}
+
+fn add_bias(vector: &mut [f32], bias: Option<&[f32]>) {
+    for (value, bias) in vector.iter_mut().zip(bias.unwrap_or(&[])) {
+        *value = canonical(Host.add(*value, *bias));
+    }
+}
+
+fn norm_in_place(level: Level, vector: &mut [f32], weight: &[f32], epsilon: f32) {
+    const LARGEST: usize = 1024;
+    let mut copy = [0.0; LARGEST];
+    if let Some(copy) = copy.get_mut(..vector.len()) {
+        copy.copy_from_slice(vector);
+        kernel::rms_norm(level, copy, weight, epsilon, vector);
+    } else {
+        let copy = vector.to_vec();
+        kernel::rms_norm(level, &copy, weight, epsilon, vector);
+    }
+}
+
+fn rotate(head: &mut [f32], angles: &[[f32; 2]], pairing: Pairing) {
+    for (pair, [cos, sin]) in angles.iter().enumerate() {
+        let (i, j) = match pairing {
+            Pairing::Adjacent => (2 * pair, 2 * pair + 1),
+            Pairing::Halves => (pair, pair + angles.len()),
+        };
+        (head[i], head[j]) = attention::rotate(Host, head[i], head[j], *cos, *sin);
+    }
+}
+
+fn check_finite(values: &[f32], place: Place, position: usize) -> Result<()> {
+    const EXPONENT: u32 = 0x7f80_0000;
+    let bad = values.iter().fold(false, |bad, value| bad | (value.to_bits() & EXPONENT == EXPONENT));
+    if bad { Err(Error::NotFinite { place, position }) } else { Ok(()) }
+}
+
+fn does_not_fit(need: &MemoryNeed, limit: u64, model: &Model, options: &Options) -> String {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    format!(
+        "a context of {} does not fit: weights {} MiB + keys and values {} MiB + buffers {} MiB = {} MiB, and {} MiB are available ({} was trained for {})",
+        options.context,
+        mib(need.weights),
+        mib(need.cache),
+        mib(need.buffers),
+        mib(need.total()),
+        limit >> 20,
+        model.file.name(),
+        model.config.trained_context,
+    )
+}
