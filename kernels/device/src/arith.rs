@@ -77,6 +77,15 @@ impl Arith for Device {
     fn dot4(self, a: [i8; 4], b: [i8; 4], acc: i32) -> i32 {
         dotprod::dp4a_s32(word(a), word(b), acc)
     }
+    #[inline(always)]
+    fn f16_to_f32(self, h: u16) -> f32 {
+        let d: f32;
+        // SAFETY: pure arithmetic on registers. Exact for every half; a NaN's payload is not defined.
+        unsafe {
+            ptx_asm!("cvt.f32.f16 %0, %1;", out("=f") d, in("h") h, options(register_only, may_diverge));
+        }
+        d
+    }
 }
 
 /// Four bytes as a word, the first one lowest.

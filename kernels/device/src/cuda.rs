@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use cuda_core::{CudaContext, CudaStream, DeviceBuffer, DriverError};
+use kiln_engine::backend::{Backend, LoadOptions};
+use kiln_engine::model::Model;
 use kiln_engine::selftest::{DeviceKind, RunError, Runner};
 
-use crate::{driver, q8_0_row, quantize_q8, rms_norm};
+use crate::{backend, driver, q8_0_row, quantize_q8, rms_norm};
 
 /// Threads of a block, in every launch contract.
 pub const THREADS: usize = 256;
@@ -20,6 +22,10 @@ impl DeviceKind for Kind {
 
     fn open(&self, index: usize) -> Result<Box<dyn Runner>, RunError> {
         Ok(Box::new(Cuda::open(index)?))
+    }
+
+    fn load(&self, index: usize, model: Model, options: &LoadOptions) -> Result<Box<dyn Backend>, RunError> {
+        Ok(Box::new(backend::Cuda::load(index, model, options)?))
     }
 }
 

@@ -110,6 +110,10 @@ driver_functions! {
     cuFuncSetAttribute
     cuGetErrorName
     cuGetErrorString
+    cuGraphDestroy
+    cuGraphExecDestroy
+    cuGraphInstantiateWithFlags
+    cuGraphLaunch
     cuInit
     cuLaunchHostFunc
     cuLaunchKernel
@@ -123,6 +127,7 @@ driver_functions! {
     cuMemFreeAsync
     cuMemFreeHost
     cuMemFree_v2
+    cuMemGetInfo_v2
     cuMemGetAllocationGranularity
     cuMemMap
     cuMemRelease
@@ -141,8 +146,10 @@ driver_functions! {
     cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveClusters
     cuOccupancyMaxPotentialClusterSize
+    cuStreamBeginCapture_v2
     cuStreamCreate
     cuStreamDestroy_v2
+    cuStreamEndCapture
     cuStreamSynchronize
     cuStreamWaitEvent
 }
