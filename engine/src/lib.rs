@@ -16,6 +16,7 @@ pub mod sample;
 pub mod selftest;
 pub mod session;
 pub mod tokenizer;
+pub mod torture;
 
 pub use error::{Error, Result};
 

@@ -40,7 +40,7 @@ pub fn silu<A: Arith>(a: A, x: f32) -> f32 {
 /// The tanh form of GELU, `x / (1 + e^(-2u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
 #[inline(always)]
 pub fn gelu_tanh<A: Arith>(a: A, x: f32) -> f32 {
-    const TWICE_ROOT_TWO_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_ROOT_TWO_OVER_PI: f32 = 1.595_769_2;
     let cube = a.mul(a.mul(x, x), x);
     let u = a.mul(TWICE_ROOT_TWO_OVER_PI, a.fma(0.044_715, cube, x));
     a.div(x, a.add(1.0, exp(a, -u)))
@@ -82,7 +82,7 @@ pub fn powf(base: f64, exponent: f64) -> f64 {
 /// Sine and cosine of `x` radians, `|x| < 2^31`, in f64 by series: for tables made at load, not for steps.
 pub fn sin_cos(x: f64) -> (f64, f64) {
     // pi / 2 in three parts of 33 bits: the products with k < 2^20 are exact.
-    const PARTS: [f64; 3] = [1.570_796_326_734_125_6, 6.077_100_506_303_966e-11, 2.022_266_248_795_950_6e-21];
+    const PARTS: [f64; 3] = [1.570_796_326_734_125_6, 6.077_100_506_303_966e-11, 2.022_266_248_795_951e-21];
     let k = round(x * core::f64::consts::FRAC_2_PI);
     let r = ((x - k * PARTS[0]) - k * PARTS[1]) - k * PARTS[2];
     let square = r * r;

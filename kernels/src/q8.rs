@@ -112,7 +112,7 @@ pub fn dot_block<A: Arith>(a: A, weights: &[u8], quants: &[i8]) -> i32 {
 ///
 /// # Panics
 /// If the lengths are not `32 n`, `32 n` and `n`.
-#[inline]
+#[inline(always)]
 pub fn quantize_q8<A: Arith>(a: A, x: &[f32], quants: &mut [i8], scales: &mut [f32]) {
     assert!(x.len() == quants.len() && x.len() == scales.len() * Q8_BLOCK, "q8 lengths do not agree");
     let mut block = 0;

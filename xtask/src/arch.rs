@@ -27,8 +27,8 @@ crate::codes! {
         "llc would exit 0 and write PTX of an old version for an architecture that it does not know. Choose a \
          verified llc of a newer LLVM major, or another architecture.";
     CPU_LIST = "KILN-0324", Machine, "llc does not list its architectures",
-        "`llc -mtriple=nvptx64-nvidia-cuda -mcpu=help` printed no architecture. It is probably not LLVM's llc, or it \
-         was built without nvptx64.";
+        "`llc -mtriple=nvptx64-nvidia-cuda -mcpu=help` printed no architecture. It is probably not LLVM's \
+         llc, or it was built without nvptx64. Name another with CUDA_OXIDE_LLC.";
 }
 
 /// A GPU's compute capability, such as 8.6.

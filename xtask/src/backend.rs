@@ -2,8 +2,9 @@
 //! checked before every use.
 //!
 //! The recipe's inputs all go into the entry's key; its environment is listed ([`crate::child`]). The bytes do not
-//! depend on where the store is: every path is remapped, and Cargo runs in the root folder of the file system, so that
-//! no configuration file between there and the source is found.
+//! depend on where the store is or where the crates come from: every path is remapped, each crate's to its name and
+//! version, and Cargo runs in the root folder of the file system, so that no configuration file between there and the
+//! source is found. [`compile`] takes the place as an argument, so that `verify --rebuild` follows the same recipe.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -15,6 +16,7 @@ use fs_err as fs;
 use serde_json::json;
 
 use crate::arch::Arch;
+use crate::checkpoint;
 use crate::child;
 use crate::decision::{Decision, Resolved};
 use crate::env::Env;
@@ -29,13 +31,16 @@ use crate::record::{self, BuildDefinition, Builder, Metadata, Resource, RunDetai
 use crate::source::Patched;
 use crate::store::{self, Key, Kind, Store};
 use crate::toolchain::Toolchain;
+use crate::vendor::Vendored;
 
 crate::codes! {
     MISSING = "KILN-0910", Machine, "the backend is not built",
-        "The store has no backend for this combination of source, patches, lock file and rustc.";
+        "The store has no backend for this combination of source, patches, lock file and rustc. Run `cargo \
+         xtask setup`, which makes it.";
     CHANGED = "KILN-0911", Refusal, "the backend is not the one that setup built",
-        "The record beside the backend holds the sha256 of every file that setup published. A file has another one: \
-         it was replaced or damaged. Kernels compiled by it would be nobody's kernels.";
+        "The record beside the backend holds the sha256 of every file that setup published. A file has \
+         another one: it was replaced or damaged. Kernels compiled by it would be nobody's kernels. Run \
+         `cargo xtask setup`, which builds it anew.";
     FETCH_FAILED = "KILN-0912", Machine, "the crates of the backend cannot be fetched",
         "`cargo fetch --locked` failed for the patched source. With `--offline`, every crate must already be in \
          CARGO_HOME.";
@@ -43,20 +48,26 @@ crate::codes! {
         "`cargo build` failed for the patched source. The compiler's messages stand above. Usual causes: a toolchain \
          without rustc-dev, no C linker, too little memory or disk.";
     NO_ARTIFACT = "KILN-0914", Internal, "the build did not say where its result is",
-        "Cargo ended well but reported no dynamic library or program of the expected crate.";
+        "Cargo ended well but reported no dynamic library or program of the expected crate. Please report it \
+         with the output of `cargo xtask setup`.";
     LOAD_CHECK = "KILN-0915", Refusal, "the backend fails its load check",
-        "After the build, and before anything is published, a tiny kernel is compiled with the new backend and the \
-         chosen llc, and its PTX is checked. That failed, so the backend is not published.";
+        "After the build, and before anything is published, a tiny kernel is compiled with the new backend \
+         and the chosen llc, and its PTX is checked. That failed, so the backend is not published. Check the \
+         llc, opt and rustc that `cargo xtask doctor` shows; the cause below the message is what the compiler \
+         said.";
 }
 
 /// Version of the recipe; part of the key.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// The architecture of the load check's kernel: the lowest that every verified llc and the backend take.
 const LOAD_CHECK_ARCH: &str = "sm_80";
 
 /// The smallest kernel; see there.
 const LOAD_CHECK_SOURCE: &str = include_str!("load_check.rs.txt");
+
+/// The time that `cargo metadata` may take on a slow disk.
+const METADATA_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// The time that the load check may take; it takes a second.
 const LOAD_CHECK_LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
@@ -120,9 +131,12 @@ pub fn cargo_oxide_name() -> String {
 /// # Errors
 /// It is not there ([`MISSING`]) or is another one ([`CHANGED`]).
 pub fn verify(store: &Store, key: &Key) -> Result<Backend> {
-    let folder = store.entry(Kind::Backend, key);
+    verify_folder(&store.entry(Kind::Backend, key), key)
+}
+
+fn verify_folder(folder: &Path, key: &Key) -> Result<Backend> {
     let hint = "run: cargo xtask setup";
-    let Some(record) = Statement::load(&folder)? else {
+    let Some(record) = Statement::load(folder)? else {
         return Err(Error::new(
             &MISSING,
             format!("there is no backend for this source, rustc and recipe at {}", folder.display()),
@@ -140,9 +154,11 @@ pub fn verify(store: &Store, key: &Key) -> Result<Backend> {
         let path = folder.join(name);
         let recorded = record.subject_sha256(name);
         let found = match fs::File::open(&path) {
-            Ok(file) => Some(Sha256::of_reader(file)?),
+            Ok(file) => {
+                Some(Sha256::of_reader(file).map_err(|error| Error::from(error).as_damage(&CHANGED, &path))?)
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Error::from(error).as_damage(&CHANGED, &path)),
         };
         match (recorded, found) {
             (Some(recorded), Some(found)) if recorded == found => Ok((path, found)),
@@ -179,12 +195,27 @@ pub struct Making<'a> {
     pub toolchain: &'a Toolchain,
     /// The verified LLVM tools, for the load check.
     pub tools: &'a Tools,
+    /// The crates, where the store has them; else Cargo's home has or fetches them.
+    pub crates: Option<&'a Vendored>,
     /// Nothing may be downloaded.
     pub offline: bool,
     /// The process environment.
     pub env: &'a Env,
     /// Told what happens.
     pub progress: &'a dyn Progress,
+}
+
+/// The folders that one build uses. None of them leaves a trace in what is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The patched tree.
+    pub tree: &'a Path,
+    /// Cargo's target folder.
+    pub target: &'a Path,
+    /// CARGO_HOME.
+    pub cargo_home: &'a Path,
+    /// HOME, when it is not the user's.
+    pub home: Option<&'a Path>,
 }
 
 /// Fetches the crates, builds, checks and publishes the backend, or returns the published one.
@@ -194,41 +225,77 @@ pub struct Making<'a> {
 pub fn make(making: &Making<'_>) -> Result<Backend> {
     let store = making.store;
     let key = key(making.pin, &making.source.key, making.toolchain);
-    let _lock = store.lock(&format!("backend-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Backend.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(backend) = verify(store, &key) {
         return Ok(backend);
     }
     let started = now();
     let target = store.build_folder(&key);
     fs::create_dir_all(&target)?;
-    fetch(making, &target)?;
-    let built = build(making, &target)?;
+    let cargo_home = match making.crates {
+        Some(crates) => crates.cargo_home(&target.join("cargo-home"), making.env)?,
+        None => child::cargo_home(making.env)?,
+    };
+    let place = Place { tree: &making.source.tree, target: &target, cargo_home: &cargo_home, home: None };
+    let built = compile(making, &place)?;
+    checkpoint::pass("backend-built", making.env);
 
     let staging = store.stage(Kind::Backend, &key)?;
     for (from, name) in [(&built.library, library_name()), (&built.cargo_oxide, cargo_oxide_name())] {
         fs::copy(from, staging.path().join(name))?;
     }
+    checkpoint::pass("backend-staged", making.env);
     let scratch = tempfile::Builder::new().prefix("load-check-").tempdir_in(&target)?;
     let ptx = load_check(making, &staging.path().join(library_name()), scratch.path())?;
+    checkpoint::pass("backend-checked", making.env);
     let record = statement(making, &key, staging.path(), &ptx, started)?;
     record.save(staging.path())?;
+    checkpoint::pass("backend-publishing", making.env);
     staging.publish()?;
+    checkpoint::pass("backend-published", making.env);
     // The build is published: its intermediate files serve nobody any more.
     fs::remove_dir_all(&target)?;
     verify(store, &key)
 }
 
-/// The workspace of the patched tree, with its manifest.
-fn manifest(making: &Making<'_>) -> PathBuf {
-    making.pin.source.workspace(&making.source.tree).join("Cargo.toml")
+/// Takes a backend that was built elsewhere, after checking it against its own record and with the load check here.
+///
+/// A record proves nothing about who wrote it: the caller vouches for `folder`, by a hash that the user gave.
+///
+/// # Errors
+/// It is a backend of other inputs, its files are not those of its record ([`CHANGED`]), or it fails the load check.
+pub fn import(folder: &Path, making: &Making<'_>) -> Result<Backend> {
+    let store = making.store;
+    let key = key(making.pin, &making.source.key, making.toolchain);
+    let _lock = store.lock(&format!("backend-{key}"), &|text| making.progress.note(text))?;
+    if let Ok(backend) = verify(store, &key) {
+        return Ok(backend);
+    }
+    verify_folder(folder, &key)?;
+    let staging = store.stage(Kind::Backend, &key)?;
+    for name in [library_name(), cargo_oxide_name(), record::FILE_NAME.to_owned()] {
+        fs::copy(folder.join(&name), staging.path().join(&name))?;
+    }
+    let scratch = tempfile::Builder::new().prefix(".load-check-").tempdir_in(folder)?;
+    load_check(making, &staging.path().join(library_name()), scratch.path())?;
+    staging.publish()?;
+    verify(store, &key)
 }
 
-/// A cargo that sees no configuration but the one in CARGO_HOME.
-fn cargo(making: &Making<'_>, target: &Path) -> Result<Command> {
+/// The workspace of the patched tree, with its manifest.
+fn manifest(making: &Making<'_>, place: &Place<'_>) -> PathBuf {
+    making.pin.source.workspace(place.tree).join("Cargo.toml")
+}
+
+/// A cargo that sees no configuration but the one in its home.
+fn cargo(making: &Making<'_>, place: &Place<'_>) -> Result<Command> {
     let mut command = child::command(making.toolchain.cargo(making.env), making.toolchain, making.env)?;
-    command.current_dir(root_of(target));
+    command.current_dir(root_of(place.target));
+    command.env("CARGO_HOME", place.cargo_home);
+    if let Some(home) = place.home {
+        command.env("HOME", home);
+    }
     command.envs(PROFILE.iter().copied());
-    command.env("CARGO_ENCODED_RUSTFLAGS", remapping(making, target)?);
     Ok(command)
 }
 
@@ -237,11 +304,15 @@ fn root_of(path: &Path) -> &Path {
     path.ancestors().last().unwrap_or(path)
 }
 
-/// Flags that keep this machine's paths out of the bits.
-fn remapping(making: &Making<'_>, target: &Path) -> Result<String> {
-    let home = child::cargo_home(making.env)?;
-    let pairs =
-        [(making.source.tree.as_path(), "/kiln/source"), (target, "/kiln/target"), (&home, "/kiln/cargo")];
+/// Flags that keep this machine's paths out of the bits. Of several that match a path, rustc takes the last.
+fn remapping(making: &Making<'_>, place: &Place<'_>) -> Result<String> {
+    let mut pairs = vec![
+        (place.tree.to_owned(), "/kiln/source".to_owned()),
+        (place.target.to_owned(), "/kiln/target".to_owned()),
+        (place.cargo_home.to_owned(), "/kiln/cargo".to_owned()),
+    ];
+    // A crate from a mirror, a vendored one and one from the registry itself lie in folders of different names.
+    pairs.extend(crate_folders(making, place)?);
     let mut flags = Vec::new();
     for (from, to) in pairs {
         let from = from.to_str().ok_or_else(|| {
@@ -253,13 +324,48 @@ fn remapping(making: &Making<'_>, target: &Path) -> Result<String> {
     Ok(flags.join("\u{1f}"))
 }
 
-fn fetch(making: &Making<'_>, target: &Path) -> Result<()> {
+/// The folder of every crate that is not upstream's own, and the name that stands for it.
+fn crate_folders(making: &Making<'_>, place: &Place<'_>) -> Result<Vec<(PathBuf, String)>> {
+    let mut command = cargo(making, place)?;
+    command.args(["metadata", "--format-version", "1", "--locked", "--offline"]);
+    command.arg("--filter-platform").arg(&making.toolchain.version.host);
+    command.arg("--manifest-path").arg(manifest(making, place));
+    let failed = |cause: String| {
+        Error::new(&FETCH_FAILED, "cargo metadata cannot say where the crates of the backend are")
+            .cause(cause)
+            .hint("run it again without --offline")
+    };
+    let output = process::output(&mut command, METADATA_LIMIT).map_err(|failure| match failure {
+        Failure::Start(error) => failed(error.to_string()),
+        Failure::TimedOut(limit) => failed(format!("no answer within {} s", limit.as_secs())),
+    })?;
+    if !output.status.success() {
+        return Err(failed(output.stderr.trim().to_owned()));
+    }
+    let metadata: serde_json::Value =
+        serde_json::from_str(&output.stdout).map_err(|error| failed(error.to_string()))?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let foreign = packages.filter(|package| package["source"].is_string()).filter_map(|package| {
+        let folder = Path::new(package["manifest_path"].as_str()?).parent()?;
+        let (name, version) = (package["name"].as_str()?, package["version"].as_str()?);
+        Some((folder.to_owned(), format!("/kiln/crates/{name}-{version}")))
+    });
+    let mut folders: Vec<_> = foreign.collect();
+    // A crate may lie inside of another one's folder, as in a repository with several: the inner one comes last.
+    folders.sort();
+    Ok(folders)
+}
+
+fn fetch(making: &Making<'_>, place: &Place<'_>) -> Result<()> {
     making.progress.note("fetching the crates of the backend");
-    let mut command = cargo(making, target)?;
-    command.arg("fetch").arg("--locked").arg("--manifest-path").arg(manifest(making));
+    let mut command = cargo(making, place)?;
+    command.arg("fetch").arg("--locked").arg("--manifest-path").arg(manifest(making, place));
     command.arg("--target").arg(&making.toolchain.version.host);
     if making.offline {
         command.arg("--offline");
+    }
+    if making.progress.is_quiet() {
+        command.arg("--quiet");
     }
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status().map_err(|error| {
         Error::new(&FETCH_FAILED, format!("cannot start {}", command.get_program().display())).cause(error)
@@ -270,25 +376,40 @@ fn fetch(making: &Making<'_>, target: &Path) -> Result<()> {
     let offline = if making.offline { " --offline" } else { "" };
     Err(Error::new(
         &FETCH_FAILED,
-        format!("cargo fetch --locked{offline} ended with {status} for {}", manifest(making).display()),
+        format!("cargo fetch --locked{offline} ended with {status} for {}", manifest(making, place).display()),
     )
     .hint("check the network, the proxy variables and the registry settings in CARGO_HOME; what is missing stands above"))
 }
 
-struct Built {
-    library: PathBuf,
-    cargo_oxide: PathBuf,
+/// What [`compile`] made, in the target folder.
+#[derive(Debug)]
+pub struct Built {
+    /// The dynamic library.
+    pub library: PathBuf,
+    /// The program.
+    pub cargo_oxide: PathBuf,
 }
 
-fn build(making: &Making<'_>, target: &Path) -> Result<Built> {
-    let workspace = making.pin.source.workspace(&making.source.tree);
+/// The recipe: fetches the crates and builds, in `place`. Publishes nothing.
+///
+/// # Errors
+/// [`FETCH_FAILED`], [`BUILD_FAILED`] or [`NO_ARTIFACT`].
+pub fn compile(making: &Making<'_>, place: &Place<'_>) -> Result<Built> {
+    if making.crates.is_none() {
+        fetch(making, place)?;
+    }
+    let workspace = making.pin.source.workspace(place.tree);
     let backend = package_name(&making.pin.source.backend.under(&workspace))?;
     let cargo_oxide = package_name(&making.pin.source.cargo_oxide.under(&workspace))?;
     making.progress.note(&format!("building {backend} and {cargo_oxide} (minutes, once for these inputs)"));
-    let mut command = cargo(making, target)?;
+    let mut command = cargo(making, place)?;
+    command.env("CARGO_ENCODED_RUSTFLAGS", remapping(making, place)?);
     command.args(["build", "--release", "--locked", "--offline", "--message-format=json-render-diagnostics"]);
     command.args(["-p", &backend, "-p", &cargo_oxide]);
-    command.arg("--manifest-path").arg(manifest(making)).arg("--target-dir").arg(target);
+    command.arg("--manifest-path").arg(manifest(making, place)).arg("--target-dir").arg(place.target);
+    if making.progress.is_quiet() {
+        command.arg("--quiet");
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&BUILD_FAILED, format!("cannot start {}", command.get_program().display())).cause(error)

@@ -33,9 +33,10 @@ codes! {
         "Cargo joins arrays of several config files, and lets the nearest string win; it refuses to merge a string \
          with an array, and so does kiln. Write `rustflags` as an array in both files.";
     CFG_QUERY = "KILN-0212", Machine, "rustc cannot tell which cfg tables apply",
-        "A Cargo config file has flags under `[target.'cfg(...)']`. Whether they apply is asked from the pinned \
-         rustc, with the other host flags, as Cargo does. rustc did not answer; usually one of the flags is wrong, \
-         and Cargo fails with the same message.";
+        "A Cargo config file has flags under `[target.'cfg(...)']`. Whether they apply is asked from the \
+         pinned rustc, with the other host flags, as Cargo does. rustc did not answer; usually one of the \
+         flags is wrong, and Cargo fails with the same message. Mend the flag, or the path of rustc that the \
+         message shows.";
 }
 
 /// The host flags, in the order in which rustc gets them.
@@ -567,6 +568,7 @@ impl fmt::Display for Place {
 /// `$CARGO_HOME`, made absolute against the invocation folder, or `.cargo` in the home folder.
 fn cargo_home(env: &Env, warnings: &mut Vec<String>) -> Result<Option<PathBuf>> {
     if let Some(home) = env.path("CARGO_HOME")? {
+        crate::store::refuse_tilde(Path::new(env.var("CARGO_HOME").unwrap_or_default()), "CARGO_HOME")?;
         return Ok(Some(home));
     }
     if let Some(home) = env.var("HOME") {

@@ -11,6 +11,7 @@ use crate::decision::{Decision, Resolved};
 use crate::error::{Error, Result};
 use crate::host_config::{self, HostConfig};
 use crate::plan::{self, Pins};
+use crate::progress::Progress;
 use crate::source::Patched;
 use crate::toolchain::Toolchain;
 
@@ -26,6 +27,9 @@ crate::codes! {
 /// The link's place in the checkout.
 pub const LINK: &str = "upstream";
 
+/// Begins the name of the folder in which the link is made.
+const LINK_STAGING: &str = ".upstream-";
+
 /// What setup writes.
 #[derive(Clone, Debug)]
 pub struct Expected {
@@ -38,6 +42,47 @@ pub struct Expected {
 /// The host config's place in the checkout.
 pub fn host_config_path(workspace: &Path) -> PathBuf {
     workspace.join(host_config::FILE_NAME)
+}
+
+/// Lets one setup at a time write into the checkout, for as long as the result lives, and removes what a killed one
+/// left half-written. `None` where folders cannot be locked: then each file is still replaced in one step.
+///
+/// # Errors
+/// The checkout is not writable.
+pub fn lock(workspace: &Path, progress: &dyn Progress) -> Result<Option<std::fs::File>> {
+    let folder = host_config_path(workspace).parent().unwrap_or(workspace).to_owned();
+    fs::create_dir_all(&folder)?;
+    let file = fs::File::open(&folder)?.into_file();
+    let locked = match file.try_lock() {
+        Err(std::fs::TryLockError::WouldBlock) => {
+            progress.note("waiting for another setup of this checkout");
+            file.lock()
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(error),
+        Ok(()) => Ok(()),
+    };
+    if locked.is_err() {
+        return Ok(None);
+    }
+    let link = workspace.join(LINK);
+    let half_written =
+        |name: &str| name.starts_with('.') && name.ends_with(".tmp") && name.contains(".toml.");
+    sweep(&folder, &half_written);
+    sweep(link.parent().unwrap_or(workspace), &|name| name.starts_with(LINK_STAGING));
+    Ok(Some(file))
+}
+
+/// Removes what a killed setup left; what cannot be removed now stays for the next one.
+fn sweep(folder: &Path, is_leftover: &dyn Fn(&str) -> bool) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(is_leftover) {
+            continue;
+        }
+        let _ = match entry.file_type() {
+            Ok(kind) if kind.is_dir() => fs::remove_dir_all(entry.path()),
+            _ => fs::remove_file(entry.path()),
+        };
+    }
 }
 
 /// Works out what the checkout must hold and compares. The value is there even when the checkout differs.
@@ -109,7 +154,7 @@ pub fn write_link(workspace: &Path, target: &Path) -> Result<()> {
     }
     let parent = link.parent().unwrap_or(workspace);
     // Made under a name of its own and renamed, so that two setups cannot meet half-way.
-    let staging = tempfile::Builder::new().prefix(".upstream-").tempdir_in(parent)?;
+    let staging = tempfile::Builder::new().prefix(LINK_STAGING).tempdir_in(parent)?;
     let fresh = staging.path().join("link");
     symlink(target, &fresh)?;
     fs::rename(&fresh, &link)?;
@@ -136,7 +181,6 @@ mod tests {
     #[test]
     fn the_link_is_made_replaced_and_never_takes_a_folder_away() {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("kernels/device")).unwrap();
         let first = root.path().join("first");
         let second = root.path().join("second");
         assert_eq!(check_link(root.path(), &first).unwrap_err().code().id, "KILN-0810");
@@ -153,13 +197,12 @@ mod tests {
         fs::write(link.join("mine"), "x").unwrap();
         assert_eq!(write_link(root.path(), &first).unwrap_err().code().id, "KILN-0811");
         assert_eq!(fs::read_to_string(link.join("mine")).unwrap(), "x");
-        assert_eq!(fs::read_dir(root.path().join("kernels/device")).unwrap().count(), 1, "no leftovers");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "no leftovers");
     }
 
     #[test]
     fn eight_writers_of_the_link_all_succeed() {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("kernels/device")).unwrap();
         std::thread::scope(|scope| {
             for index in 0..8 {
                 let (root, target) = (root.path(), root.path().join(format!("t{index}")));

@@ -81,6 +81,8 @@ pub fn command(program: impl AsRef<OsStr>, toolchain: &Toolchain, env: &Env) -> 
 /// Neither is there.
 pub fn cargo_home(env: &Env) -> Result<PathBuf> {
     if let Some(home) = env.path("CARGO_HOME")? {
+        // Cargo would make a folder of that name in the working folder.
+        crate::store::refuse_tilde(Path::new(env.var("CARGO_HOME").unwrap_or_default()), "CARGO_HOME")?;
         return Ok(home);
     }
     match env.var("HOME") {

@@ -17,6 +17,20 @@ pub struct Cli {
     verb: Verb,
 }
 
+crate::codes! {
+    USAGE = "KILN-0105", Machine, "the command line is not understood",
+        "A verb, an option or a value is unknown or missing. `cargo xtask --help` lists the verbs, and `cargo xtask VERB \
+         --help` the options of one.";
+}
+
+/// The error for a command line that clap refuses.
+pub fn usage_error(error: &clap::Error) -> Error {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let text = text.split("\n\nFor more information").next().unwrap_or(text);
+    Error::new(&USAGE, text.trim_end()).hint("run: cargo xtask --help, or cargo xtask VERB --help")
+}
+
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 you or the machine must change something; 2 a bug or an I/O failure; 70 something is there and is \
 not what PROVENANCE says; a child's own code where the child is the point.";
@@ -26,7 +40,18 @@ enum Verb {
     Setup(cmd::setup::Setup),
     Build(cmd::build::Build),
     Doctor(cmd::doctor::Doctor),
+    Gate(cmd::gate::Gate),
+    Ptx(cmd::ptx::Ptx),
+    Model(cmd::model::Model),
     Explain(cmd::explain::Explain),
+    Verify(cmd::verify::Verify),
+    Bundle(cmd::bundle::Bundle),
+    Pin(cmd::pin::Repin),
+    Attest(cmd::attest::Attest),
+    Store(cmd::store::List),
+    Gc(cmd::gc::Gc),
+    Completions(cmd::completions::Completions),
+    Man(cmd::man::Man),
 }
 
 /// Options that every verb takes.
@@ -41,6 +66,15 @@ pub struct Common {
     /// [default: KILN_TOOLCHAIN, else the last setup's, else the pinned release in rustup or on PATH]
     #[arg(long, value_name = "NAME|SYSROOT", global = true)]
     pub toolchain: Option<OsString>,
+
+    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one
+    /// [default: CUDA_OXIDE_LLC, else the preferred major]
+    #[arg(long, value_name = "PATH|MAJOR", global = true)]
+    pub llc: Option<OsString>,
+
+    /// Say nothing but warnings and errors on standard error, and let Cargo do the same
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
 }
 
 impl Cli {
@@ -49,12 +83,22 @@ impl Cli {
     /// # Errors
     /// Whatever the verb reports.
     pub fn run(self, env: &Env) -> Result<u8> {
-        let workspace = workspace_root(env)?;
         match self.verb {
-            Verb::Setup(verb) => verb.run(&workspace, env),
-            Verb::Build(verb) => verb.run(&workspace, env),
-            Verb::Doctor(verb) => verb.run(&workspace, env),
+            Verb::Gate(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Ptx(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Model(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Setup(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Build(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Doctor(verb) => verb.run(&workspace_root(env)?, env),
             Verb::Explain(verb) => verb.run(),
+            Verb::Verify(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Bundle(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Pin(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Attest(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Store(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Gc(verb) => verb.run(&workspace_root(env)?, env),
+            Verb::Completions(verb) => verb.run(),
+            Verb::Man(verb) => verb.run(env),
         }
     }
 }

@@ -25,10 +25,11 @@ crate::codes! {
         "CUDA_TOOLKIT_PATH or CUDA_HOME names a folder that lacks cuda.h, or a libcuda.so to link with. It is not \
          skipped: the crates that read the variable would use that folder alone.";
     NO_LIBCLANG = "KILN-0343", Machine, "no libclang",
-        "bindgen reads cuda.h through libclang, and no libclang shared library was found. On Debian and Ubuntu the \
-         package libclang-dev has it.";
+        "bindgen reads cuda.h through libclang, and no libclang shared library was found. On Debian and \
+         Ubuntu the package libclang-dev has it. Install it, or set LIBCLANG_PATH to the folder that has it.";
     BAD_LIBCLANG = "KILN-0344", Machine, "LIBCLANG_PATH leads to no libclang",
-        "LIBCLANG_PATH must be a libclang shared library or the folder that holds one. bindgen would fail with it.";
+        "LIBCLANG_PATH must be a libclang shared library or the folder that holds one. bindgen would fail \
+         with it. Set it to such a folder, or unset it.";
 }
 
 /// Where to look for the toolkit and for libclang.
@@ -36,6 +37,8 @@ crate::codes! {
 pub struct CudaRequest {
     /// The `[env]` table of `.cargo/cuda-oxide.toml`, which a build also gets. The environment wins.
     pub settings: BTreeMap<String, String>,
+    /// The toolkit in the store, which `setup --cuda wheels` lays; tried after the variables.
+    pub laid: Option<PathBuf>,
     /// Toolkit roots to try last.
     pub roots: Vec<PathBuf>,
     /// System folders with shared libraries.
@@ -50,6 +53,7 @@ impl CudaRequest {
         let folders = |names: &[&str]| names.iter().map(PathBuf::from).collect();
         CudaRequest {
             settings,
+            laid: None,
             roots: folders(&["/usr/local/cuda", "/opt/cuda"]),
             libraries: folders(match TARGETS {
                 ["x86_64-linux"] => &[
@@ -133,7 +137,7 @@ pub fn find_toolkit(request: &CudaRequest, env: &Env) -> Resolved<Toolkit> {
             &NO_TOOLKIT,
             "no CUDA toolkit with cuda.h and a libcuda.so to link with was found",
         )
-        .hint("install the CUDA toolkit and set CUDA_TOOLKIT_PATH to its root; a GPU is not needed to build");
+        .hint("install the CUDA toolkit and set CUDA_TOOLKIT_PATH to its root, or run: cargo xtask setup --cuda wheels; a GPU is not needed to build");
         for candidate in &decision.candidates {
             if let Verdict::Rejected(reason) = &candidate.verdict {
                 error = error.cause(format!("{} {reason}", candidate.what));
@@ -288,6 +292,8 @@ fn toolkit_candidates(request: &CudaRequest, env: &Env) -> (Vec<(PathBuf, String
         return (explicit, true);
     }
     let mut found: Vec<(PathBuf, String)> = Vec::new();
+    found
+        .extend(request.laid.iter().map(|root| (root.clone(), "the store (setup --cuda wheels)".to_owned())));
     for tool in ["nvcc", "ptxas"] {
         for folder in env.search_path() {
             let Ok(path) = env.absolute(&folder.join(tool)) else { continue };
@@ -469,6 +475,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let request = CudaRequest {
+                laid: None,
                 settings: BTreeMap::new(),
                 roots: Vec::new(),
                 libraries: Vec::new(),

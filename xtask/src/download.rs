@@ -34,7 +34,7 @@ crate::codes! {
         "The server answered with a status other than success, which the message shows with the start of the \
          answer. 404 means that the repository or the revision is not there, 401 and 403 that it is not \
          public, 429 that too many requests came from this address. A local archive can be given with \
-         `--source`.";
+         `--source`. Check `repository` and `revision` in PROVENANCE.";
     NOT_THE_FILE = "KILN-0644", Machine, "the server gave something else than the file",
         "The answer was a success, yet its body is no archive: an HTML page usually comes from a proxy or a \
          log-in page of the network. Nothing was kept. Open the address in a browser to see it, or give a \

@@ -47,6 +47,10 @@ pub static VARIABLES: &[(&str, &str)] = &[
     ("PATH", "where llc-NN, opt-NN, git, ptxas and nvidia-smi are looked up"),
     ("LD_LIBRARY_PATH", "passed to probed tools without the folders that `cargo run` puts in front"),
     ("NO_COLOR", "no colour in the output"),
+    (
+        "KILN_TEST_STOP_AT",
+        "for tests, in builds with debug assertions: the checkpoint of `setup` at which to stop",
+    ),
 ];
 
 /// A snapshot of the environment and the invocation folder.

@@ -71,7 +71,8 @@ macro_rules! codes {
 codes! {
     IO = "KILN-0101", Internal, "an input or output operation failed",
         "Reading or writing a file failed for a reason that is not a missing permission or a full disk. The \
-         message names the path and the system's reason.";
+         message names the path and the system's reason. Check the path and its file system, and run the \
+         command again.";
     ACCESS = "KILN-0102", Machine, "no permission for a file or folder",
         "The named path cannot be read or written by this user. `doctor` and `build` need only read access to a \
          store that `setup` has filled; `setup` needs write access. Choose another store with `--store DIR`, or \
@@ -139,6 +140,18 @@ impl Error {
         self
     }
 
+    /// Of an entry of the store that cannot be read: that it is damaged, with this error as the cause. Only a missing
+    /// permission says nothing about the entry and stays what it is.
+    #[must_use]
+    pub fn as_damage(self, code: &'static Code, what: &std::path::Path) -> Self {
+        if std::ptr::eq(self.code(), &ACCESS) {
+            return self;
+        }
+        Error::new(code, format!("{} is not what setup published", what.display()))
+            .cause(self)
+            .hint("run: cargo xtask setup")
+    }
+
     /// The kind of failure.
     pub fn code(&self) -> &'static Code {
         self.0.code
@@ -185,6 +198,16 @@ impl From<io::Error> for Error {
             io::ErrorKind::ReadOnlyFilesystem => &READ_ONLY,
             _ => &IO,
         };
-        Error::new(code, error.to_string())
+        let hint = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "mend its permissions or owner, or choose another store with --store DIR"
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                "free some room there, or choose a store on another disk with --store DIR"
+            }
+            io::ErrorKind::ReadOnlyFilesystem => "choose a writable store with --store DIR",
+            _ => return Error::new(code, error.to_string()),
+        };
+        Error::new(code, error.to_string()).hint(hint)
     }
 }

@@ -4,14 +4,14 @@
 //! itself is checked by [`crate::ptx`].
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::thread;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 pub use crate::decision::Thoroughness;
@@ -34,15 +34,15 @@ crate::codes! {
          major may give other bits or wrong PTX without any message, so it is refused rather than skipped. Unset \
          the variable to let kiln choose.";
     NO_NVPTX = "KILN-0314", Refusal, "the llc that was asked for cannot make PTX",
-        "CUDA_OXIDE_LLC, or the flag, names an llc that was built without the nvptx64 target. It would fail at the \
-         end of the build; it is refused now.";
+        "CUDA_OXIDE_LLC, or the flag, names an llc that was built without the nvptx64 target. It would fail \
+         at the end of the build; it is refused now. Unset the variable, or name an llc with that target.";
     NO_OPT = "KILN-0315", Refusal, "no opt of llc's LLVM major",
         "Without an `opt` of the same major as llc the backend skips the middle end and writes unoptimised PTX; with \
          another major the IR may be rejected or misread. Install `opt` of the same release, beside llc.";
 }
 
 /// A major version of LLVM, such as 22.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct LlvmMajor(pub u32);
 
@@ -200,6 +200,15 @@ impl Explicit {
         let from = format!("{variable} in .cargo/cuda-oxide.toml");
         Some(Explicit { value: value.into(), from })
     }
+
+    /// What undoes the naming.
+    fn undo(&self) -> String {
+        if self.from.starts_with("--") {
+            format!("leave out {}", self.from)
+        } else {
+            format!("unset {}", self.from)
+        }
+    }
 }
 
 /// What to look for, and where.
@@ -215,6 +224,8 @@ pub struct LlcRequest {
     pub preferred: LlvmMajor,
     /// All majors that may be used; the preferred one counts as one of them.
     pub verified: Vec<LlvmMajor>,
+    /// The preferred major was asked for, by [`LlcRequest::narrow`].
+    pub asked: bool,
     /// Folders to search after PATH, usually [`usual_folders`].
     pub folders: Vec<PathBuf>,
     /// How much to look at.
@@ -232,11 +243,43 @@ impl LlcRequest {
             toolchain: None,
             preferred,
             verified: verified.to_vec(),
+            asked: false,
             folders: Vec::new(),
             thoroughness: Thoroughness::First,
         };
         request.folders = usual_folders(&request.majors());
         request
+    }
+
+    /// Takes what `--llc` says, which wins over the variable: digits alone are a major, of which a tool is searched as
+    /// usual; anything else is the path of the only candidate.
+    ///
+    /// # Errors
+    /// The major is not verified ([`WRONG_MAJOR`]).
+    pub fn narrow(&mut self, value: &OsStr) -> Result<()> {
+        let digits =
+            value.to_str().filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+        let Some(digits) = digits else {
+            self.llc = Some(Explicit { value: value.to_owned(), from: "--llc".to_owned() });
+            return Ok(());
+        };
+        let major = digits.parse().ok().map(LlvmMajor);
+        let Some(major) = major.filter(|major| self.rank(*major).is_some()) else {
+            let verified = list(&self.majors());
+            let what = format!("--llc {digits} asks for LLVM {digits}, and PROVENANCE verifies {verified}");
+            return Err(Error::new(&WRONG_MAJOR, what)
+                .hint(format!("leave out --llc, or name one of the verified majors: {verified}")));
+        };
+        self.llc = None;
+        self.preferred = major;
+        self.verified = vec![major];
+        self.asked = true;
+        Ok(())
+    }
+
+    /// How messages call the preferred major.
+    fn preference(&self) -> &'static str {
+        if self.asked { "the major that --llc asks for" } else { "the preferred major" }
     }
 
     /// The acceptable majors, best first.
@@ -342,13 +385,13 @@ struct OptSearch {
 
 fn explicit_llc(explicit: &Explicit, request: &LlcRequest, env: &Env) -> LlcChoice {
     let mut decision = Decision::new("llc");
-    decision.change = Some(format!("unset {} to let kiln choose", explicit.from));
+    decision.change = Some(format!("{} to let kiln choose", explicit.undo()));
     let shown = explicit.value.to_string_lossy().into_owned();
     let examined = probe::explicit(&explicit.value, &explicit.from, "llc", env).and_then(|path| {
         let banner = probe(&path, env).map_err(|error| {
             let hint = error.hint_text().map(str::to_owned);
             let error = error.context(format!("{} names an llc that cannot be used", explicit.from));
-            error.hint(hint.unwrap_or_else(|| format!("unset {} to let kiln choose", explicit.from)))
+            error.hint(hint.unwrap_or_else(|| format!("{} to let kiln choose", explicit.undo())))
         })?;
         let told = |what: String| format!("{} is {}: {what}", explicit.from, path.display());
         if request.rank(banner.version.major).is_none() {
@@ -358,13 +401,16 @@ fn explicit_llc(explicit: &Explicit, request: &LlcRequest, env: &Env) -> LlcChoi
                 banner.line,
                 list(&request.majors())
             ));
-            return Err(Error::new(&WRONG_MAJOR, what)
-                .hint(format!("unset {}, or name an llc of LLVM {}", explicit.from, request.preferred)));
+            return Err(Error::new(&WRONG_MAJOR, what).hint(format!(
+                "{}, or name an llc of LLVM {}",
+                explicit.undo(),
+                request.preferred
+            )));
         }
         if !banner.makes_ptx() {
             let what = told(format!("{} was built without the target nvptx64", banner.line));
             return Err(Error::new(&NO_NVPTX, what)
-                .hint(format!("unset {}, or name an llc whose --version lists nvptx64", explicit.from)));
+                .hint(format!("{}, or name an llc whose --version lists nvptx64", explicit.undo())));
         }
         Ok((path, banner))
     });
@@ -454,7 +500,8 @@ fn search(request: &LlcRequest, env: &Env) -> LlcChoice {
             let major = examined.banner.version.major;
             decision.why = if major == request.preferred {
                 format!(
-                    "the first candidate of LLVM {major}, the preferred major, that makes PTX and has an opt"
+                    "the first candidate of LLVM {major}, {}, that makes PTX and has an opt",
+                    request.preference()
                 )
             } else {
                 format!(
@@ -475,11 +522,13 @@ fn search(request: &LlcRequest, env: &Env) -> LlcChoice {
                 decision.problem = Some(error.into());
                 return LlcChoice { llc: Resolved { decision, value: None }, opt };
             }
+            // With `--llc MAJOR` the variable does not count.
+            let unset = if request.asked { "" } else { ", and CUDA_OXIDE_LLC is not set" };
             let mut error = Error::new(
                 &NO_LLC,
                 format!(
                     "no llc of LLVM {} that makes PTX for nvptx64 was found in the toolchain's llvm-tools, on PATH \
-                     or in the usual folders, and CUDA_OXIDE_LLC is not set",
+                     or in the usual folders{unset}",
                     list(&request.majors())
                 ),
             )
@@ -830,6 +879,7 @@ pub(crate) mod tests {
                 opt: None,
                 toolchain: None,
                 preferred: LlvmMajor(22),
+                asked: false,
                 verified: vec![LlvmMajor(22)],
                 folders: Vec::new(),
                 thoroughness: Thoroughness::All,
@@ -1171,6 +1221,38 @@ pub(crate) mod tests {
              hint: rustup component add llvm-tools --toolchain 1.95.0, or install LLVM 22 (Debian, Ubuntu: apt \
              install llvm-22; Homebrew: brew install llvm@22), or set CUDA_OXIDE_LLC to the path of its llc"
         );
+    }
+
+    #[test]
+    fn a5_the_flag_takes_a_verified_major_or_a_path_and_wins_over_the_variable() {
+        let mut world = World::new();
+        let (new, old) = (world.tool("bin/llc-22", "22.1.8"), world.tool("bin/llc-21", "21.1.8"));
+        world.tool("bin/opt-22", "22.1.8");
+        world.tool("bin/opt-21", "21.1.8");
+        world.set("PATH", world.at("bin"));
+        world.request.verified = vec![LlvmMajor(22), LlvmMajor(21)];
+        world.request.llc = Explicit::of("X", &Env::of([("X", "/none")], "/"), &BTreeMap::new());
+        let asked = |value: &str| {
+            let mut request = world.request.clone();
+            request.narrow(OsStr::new(value)).map(|()| find_llc(&request, &world.env()).llc)
+        };
+        let resolved = asked("21").unwrap();
+        assert_eq!(resolved.require().unwrap().llc.path, old);
+        assert_eq!(
+            resolved.decision.why,
+            "the first candidate of LLVM 21, the major that --llc asks for, that makes PTX and has an opt"
+        );
+        let path = new.display().to_string();
+        assert_eq!(asked(&path).unwrap().require().unwrap().llc.path, new);
+        let error = asked("23").unwrap_err();
+        assert_eq!((error.code().id, error.exit().status()), ("KILN-0313", 70));
+        assert_eq!(error.message(), "--llc 23 asks for LLVM 23, and PROVENANCE verifies 22, 21");
+        let missing = asked("llc-24").unwrap().require().unwrap_err();
+        assert!(missing.message().starts_with("--llc is \"llc-24\""), "{missing}");
+        fs_err::remove_file(&old).unwrap();
+        let error = asked("21").unwrap().require().unwrap_err();
+        assert_eq!(error.code().id, "KILN-0312");
+        assert!(error.message().ends_with("or in the usual folders"), "{error}");
     }
 
     #[test]

@@ -4,17 +4,27 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use xtask::cli::Cli;
+use clap::error::ErrorKind;
+use xtask::cli::{self, Cli};
 use xtask::env::Env;
 use xtask::error::Error;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        // `--help` and `--version` are no failures; a closed standard output is not ours to report.
+        Err(text) if !text.use_stderr() => {
+            let _ = text.print();
+            return ExitCode::SUCCESS;
+        }
+        // Without a verb, the help is the answer.
+        Err(help) if help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = help.print();
+            return ExitCode::FAILURE;
+        }
         Err(error) => {
-            // `--help` and `--version` are no failures; a closed standard output is not ours to report.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 1 } else { 0 });
+            report(&cli::usage_error(&error));
+            return ExitCode::FAILURE;
         }
     };
     match cli.run(&Env::of_process()) {
@@ -29,8 +39,9 @@ fn main() -> ExitCode {
 /// Prints an error, its causes and its hint on standard error.
 fn report(error: &Error) {
     let mut text = format!("error[{}]: {error}\n", error.code().id);
-    if let Some(hint) = error.hint_text() {
-        text.push_str(&format!("hint: {hint}\n"));
+    match error.hint_text() {
+        Some(hint) => text.push_str(&format!("hint: {hint}\n")),
+        None => text.push_str(&format!("hint: run: cargo xtask explain {}\n", error.code().id)),
     }
     // With standard error closed there is nobody to tell; the exit status still says it.
     let _ = std::io::stderr().write_all(text.as_bytes());

@@ -30,7 +30,7 @@ crate::codes! {
         "The patch cannot be read as a git-style unified diff: a header is wrong, a hunk has more or fewer \
          lines than its header says, or a line belongs to nothing. Patches that were edited by hand often \
          end up so. Make it again with `git diff` or `git format-patch`, and record its new sha256 with \
-         `cargo xtask pin`.";
+         `cargo xtask pin --patches --write`.";
     EMPTY = "KILN-0662", Machine, "a patch file changes nothing",
         "The patch file is empty or holds text without a diff, so the source would be built unpatched. \
          Restore the file, or remove its entry from PROVENANCE.";
@@ -47,7 +47,8 @@ crate::codes! {
          differ` without data holds no change at all. Carry such a change as text, or leave it out.";
     UNSAFE_PATH = "KILN-0666", Machine, "a patch names a path outside of the source",
         "Names in a patch must stay inside the source tree: no absolute names, no `..`, nothing in `.git`, \
-         and nothing beyond a symlink.";
+         and nothing beyond a symlink. Do not apply a patch that has others; make it again with `git diff` at \
+         the root of the source.";
     MISMATCH = "KILN-0667", Machine, "a patch does not apply",
         "The source does not have the lines that the patch expects. The pinned source never changes, so the \
          patch was made for another revision, or after another set of patches. Make it again for this \

@@ -15,6 +15,7 @@ use toml::Spanned;
 use crate::codes;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
+use crate::llc::LlvmMajor;
 use crate::toml_context::{Table, excerpt};
 
 codes! {
@@ -35,11 +36,11 @@ codes! {
     PATCH_CHANGED = "KILN-0205", Refusal, "a carried patch is not the recorded one",
         "PROVENANCE records the sha256 of every carried patch over its bytes. The file has another hash, so the \
          backend built with it would not be the pinned one. Usual causes: the patch was edited on purpose (record \
-         it with `cargo xtask pin`), or git converted its line endings on checkout (`core.autocrlf`; the \
+         it with `cargo xtask pin --patches --write`), or git converted its line endings on checkout (`core.autocrlf`; the \
          repository's .gitattributes turns that off for patches).";
     PATCH_STRAY = "KILN-0206", Refusal, "a patch is not listed in PROVENANCE",
         "Every *.patch file in backend-patches/ must have a [[patch]] entry in PROVENANCE, so that no patch is \
-         forgotten without a word. Record it with `cargo xtask pin`, or remove the file.";
+         forgotten without a word. Record it with `cargo xtask pin --patches --write`, or remove the file.";
 }
 
 /// The pin file's name, at the root of the workspace.
@@ -61,6 +62,41 @@ pub struct Pin {
     pub llvm: Llvm,
     /// The kernels and their verified outputs: `[kernels]`.
     pub kernels: Kernels,
+    /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
+    pub cuda: Vec<CudaWheel>,
+    /// The models that can be fetched: `[[model]]`.
+    pub models: Vec<Model>,
+}
+
+/// One `[[cuda]]`: a Python wheel of NVIDIA.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaWheel {
+    /// The package's name.
+    pub package: String,
+    /// Its exact version.
+    pub version: String,
+    /// The machines that it is for, `ARCH-OS` as Rust names them: `x86_64-linux`.
+    pub target: String,
+    /// The sha256 of the wheel.
+    pub sha256: Sha256,
+}
+
+/// One `[[model]]`: a file inside of a Python wheel, which package mirrors serve where nothing else is reachable.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Model {
+    /// How `cargo xtask model` calls it.
+    pub name: ModelName,
+    /// The Python package.
+    pub package: PackageName,
+    /// Its exact version.
+    pub version: PackageVersion,
+    /// The file's name in the wheel and in the store.
+    pub file: FileName,
+    /// The sha256 of the file.
+    pub sha256: Sha256,
+    /// Under which licence the model is published.
+    pub licence: String,
 }
 
 /// `[source]`: which upstream tree the backend and the device crates come from.
@@ -86,6 +122,10 @@ pub struct Source {
     pub lock: TreePath,
     /// The sha256 of that lock file in the patched tree.
     pub lock_sha256: Sha256,
+    /// The hash of the vendored folder of every crate from git in the lock files, by `NAME-VERSION`: a lock file has a
+    /// checksum for crates of the registry alone. Used where crates come from a bundle.
+    #[serde(default)]
+    pub git_crates: BTreeMap<String, TreeHash>,
 }
 
 /// One `[[patch]]`.
@@ -169,13 +209,25 @@ pub struct PatchName(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel(String);
 
-/// A major version of LLVM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LlvmMajor(u16);
-
 /// A GPU architecture as a key: `sm_`, digits, and at most one of `a` and `f`. Whether it exists is not checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ArchName(String);
+
+/// A model's short name: lower-case letters, digits and `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModelName(String);
+
+/// A Python package's name: letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PackageName(String);
+
+/// An exact version of a Python package: digits and dots, with an optional suffix such as `rc1` or `.post1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PackageVersion(String);
+
+/// One path component that is neither `.` nor `..`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileName(String);
 
 /// The key `llvm-<major>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -250,7 +302,8 @@ impl Pin {
         }
         strays.sort();
         let message = format!("not listed in {FILE_NAME}: {}", strays.join(", "));
-        Err(Error::new(&PATCH_STRAY, message).hint("record it with `cargo xtask pin`, or remove it"))
+        Err(Error::new(&PATCH_STRAY, message)
+            .hint("record it with `cargo xtask pin --patches --write`, or remove it"))
     }
 }
 
@@ -291,7 +344,7 @@ impl Patch {
             );
             // Removed first, because git takes a file that it converted itself for unchanged.
             return Err(Error::new(&PATCH_CHANGED, message).hint(format!(
-                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin`"
+                "restore it with `rm {shown}` and `git checkout -- {shown}`, or, if the change is meant, record it with `cargo xtask pin --patches --write`"
             )));
         }
         Ok(PinnedPatch {
@@ -332,6 +385,19 @@ struct RawPin {
     toolchain: Table<Toolchain>,
     llvm: Table<RawLlvm>,
     kernels: Table<Kernels>,
+    #[serde(default)]
+    model: Vec<Spanned<Table<Model>>>,
+    #[serde(default)]
+    cuda: Vec<Table<RawCudaWheel>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawCudaWheel {
+    package: Spanned<String>,
+    version: Spanned<String>,
+    target: Spanned<String>,
+    sha256: Sha256,
 }
 
 #[derive(Deserialize)]
@@ -385,7 +451,41 @@ impl RawPin {
             return Err((llvm.preferred.span(), message));
         }
 
+        let mut cuda = Vec::new();
+        for Table(wheel) in self.cuda {
+            // They become words of pip's requirements: nothing else may hide in them.
+            for word in [&wheel.package, &wheel.version, &wheel.target] {
+                let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+                if !word.get_ref().starts_with(|c: char| c.is_ascii_alphanumeric())
+                    || !word.get_ref().chars().all(plain)
+                {
+                    let message =
+                        format!("expected letters, digits, `.`, `_` and `-`, found {:?}", word.get_ref());
+                    return Err((word.span(), message));
+                }
+            }
+            let (package, version) = (wheel.package.into_inner(), wheel.version.into_inner());
+            cuda.push(CudaWheel {
+                package,
+                version,
+                target: wheel.target.into_inner(),
+                sha256: wheel.sha256,
+            });
+        }
+
+        let mut models: Vec<Model> = Vec::new();
+        for model in self.model {
+            let span = model.span();
+            let Table(model) = model.into_inner();
+            if models.iter().any(|earlier| earlier.name == model.name) {
+                return Err((span, format!("the model {} is listed twice", model.name)));
+            }
+            models.push(model);
+        }
+
         Ok(Pin {
+            models,
+            cuda,
             source: self.source.0,
             patches,
             toolchain: self.toolchain.0,
@@ -399,18 +499,6 @@ impl TreePath {
     /// This path below `tree`.
     pub fn under(&self, tree: &Path) -> PathBuf {
         tree.join(&self.0)
-    }
-}
-
-impl LlvmMajor {
-    /// The major version `number`; LLVM's majors begin at 1.
-    pub fn new(number: u16) -> Option<Self> {
-        (1..=999).contains(&number).then_some(LlvmMajor(number))
-    }
-
-    /// The number.
-    pub fn number(self) -> u16 {
-        self.0
     }
 }
 
@@ -470,6 +558,56 @@ impl FromStr for PatchName {
     }
 }
 
+impl FromStr for ModelName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
+            return Ok(ModelName(text.to_owned()));
+        }
+        Err(format!("expected a model's name of lower-case letters, digits and `-`, found {text:?}"))
+    }
+}
+
+impl FromStr for PackageName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+        let ends = |c: char| c.is_ascii_alphanumeric();
+        // It becomes an argument of pip: an option or an address must not pass for a name.
+        if text.starts_with(ends) && text.ends_with(ends) && text.bytes().all(plain) {
+            return Ok(PackageName(text.to_owned()));
+        }
+        Err(format!("expected the name of a Python package, found {text:?}"))
+    }
+}
+
+impl FromStr for PackageVersion {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'.';
+        if text.starts_with(|c: char| c.is_ascii_digit()) && text.bytes().all(plain) {
+            return Ok(PackageVersion(text.to_owned()));
+        }
+        Err(format!("expected an exact version such as `0.1.2`, found {text:?}"))
+    }
+}
+
+impl FromStr for FileName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = !text.contains(|c: char| matches!(c, '/' | '\\' | ':') || c.is_control());
+        if plain && !matches!(text, "" | "." | "..") {
+            return Ok(FileName(text.to_owned()));
+        }
+        Err(format!("expected a plain file name, found {text:?}"))
+    }
+}
+
 impl FromStr for Channel {
     type Err = String;
 
@@ -512,10 +650,15 @@ impl FromStr for LlvmTable {
         let number = text.strip_prefix("llvm-").filter(|number| !number.starts_with(['0', '+']));
         number
             .and_then(|number| number.parse().ok())
-            .and_then(LlvmMajor::new)
+            .and_then(pinned_major)
             .map(LlvmTable)
             .ok_or_else(|| format!("expected a table `llvm-<major>` such as `llvm-22`, found {text:?}"))
     }
+}
+
+/// The major version `number`, if LLVM may have it: its majors begin at 1.
+fn pinned_major(number: i64) -> Option<LlvmMajor> {
+    u32::try_from(number).ok().filter(|number| (1..=999).contains(number)).map(LlvmMajor)
 }
 
 impl<'de> Deserialize<'de> for LlvmMajor {
@@ -529,17 +672,11 @@ impl<'de> Deserialize<'de> for LlvmMajor {
             }
 
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<LlvmMajor, E> {
-                let major = u16::try_from(number).ok().and_then(LlvmMajor::new);
-                major.ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
+                pinned_major(number)
+                    .ok_or_else(|| E::invalid_value(serde::de::Unexpected::Signed(number), &self))
             }
         }
         deserializer.deserialize_i64(Major)
-    }
-}
-
-impl fmt::Display for LlvmMajor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -580,8 +717,29 @@ macro_rules! parsed_from_text {
     };
 }
 
-text_types!(Repository, TreePath, PatchName, Channel, ArchName);
-parsed_from_text!(Repository, TreePath, PatchName, Channel, ArchName, LlvmTable);
+text_types!(
+    Repository,
+    TreePath,
+    PatchName,
+    Channel,
+    ArchName,
+    ModelName,
+    PackageName,
+    PackageVersion,
+    FileName
+);
+parsed_from_text!(
+    Repository,
+    TreePath,
+    PatchName,
+    Channel,
+    ArchName,
+    LlvmTable,
+    ModelName,
+    PackageName,
+    PackageVersion,
+    FileName
+);
 
 #[cfg(test)]
 mod tests {
@@ -656,14 +814,14 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
     fn the_repository_s_own_file_is_valid() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let pin = Pin::load(root).unwrap();
-        assert_eq!(pin.llvm.preferred.number(), 22);
+        assert_eq!(pin.llvm.preferred, LlvmMajor(22));
         assert!(!pin.kernels.contraction);
     }
 
     #[test]
     fn unknown_and_misspelt_keys() {
         assert_snapshot!(error_with("cargo-oxide =", "cargo_oxide ="), @r#"
-        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`
+        PROVENANCE:6:1: unknown field `cargo_oxide`, expected one of `repository`, `revision`, `tree`, `archive-sha256`, `subfolder`, `backend`, `cargo-oxide`, `lock`, `lock-sha256`, `git-crates`
           |
         5 | backend = "crates/rustc-codegen-cuda"
         6 | cargo_oxide = "crates/cargo-oxide"
@@ -671,7 +829,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         7 | lock = "Cargo.lock"
         "#);
         assert_snapshot!(error_with("[llvm]", "[lllvm]"), @"
-        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`
+        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`, `model`, `cuda`
            |
         19 |
         20 | [lllvm]
@@ -1039,7 +1197,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch changed on checkout (autocrlf?): only its line endings differ
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 8a654ca1b3d741c4e6e7d9f760b76268b61c114331cf8f56bd44ce3071f85ff5
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1057,7 +1215,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         KILN-0205 (70): the patch [patches]/0001-one.patch is not the recorded one
           recorded: sha256 896ed76f28b6c93357acbc945860fa41226a9d8c34b312fdf5f9574fa06d7f7b
           found:    sha256 a3f60748ac09f8b48cb70ca129a25b06a5d3b9394237d02ba278f5fe310d20dd
-        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin`
+        hint: restore it with `rm [patches]/0001-one.patch` and `git checkout -- [patches]/0001-one.patch`, or, if the change is meant, record it with `cargo xtask pin --patches --write`
         ");
     }
 
@@ -1073,7 +1231,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         fs_err::write(folder.path().join("README.md"), "").unwrap();
         assert_snapshot!(patch_error(&pin, folder.path()), @"
         KILN-0206 (70): not listed in PROVENANCE: [patches]/0002-two.PATCH
-        hint: record it with `cargo xtask pin`, or remove it
+        hint: record it with `cargo xtask pin --patches --write`, or remove it
         ");
     }
 
@@ -1092,6 +1250,37 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         for bad in ["", "/", "a/", "a//b", ".", "a/./b", "..", "a/..", "a\\b", "c:/x", "a\nb"] {
             assert!(bad.parse::<TreePath>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn models_are_read_strictly() {
+        let model = r#"
+[[model]]
+name = "tiny-1"
+package = "llm-tiny"
+version = "0.1.2"
+file = "Tiny.Q4_1.gguf"
+sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+licence = "Apache-2.0"
+"#;
+        let pin = parse(&format!("{VALID}{model}")).unwrap();
+        assert_eq!((pin.models[0].name.as_str(), pin.models[0].file.as_str()), ("tiny-1", "Tiny.Q4_1.gguf"));
+        for (from, to) in [
+            ("tiny-1", "Tiny 1"),
+            ("\"llm-tiny\"", "\"--index-url=x\""),
+            ("\"llm-tiny\"", "\"a @ http://b\""),
+            ("\"0.1.2\"", "\">=0.1\""),
+            ("Tiny.Q4_1.gguf", "../Tiny.gguf"),
+            ("licence", "license"),
+        ] {
+            assert!(model.contains(from), "{from}");
+            assert!(parse(&format!("{VALID}{}", model.replace(from, to))).is_err(), "{to}");
+        }
+        let error = parse(&format!("{VALID}{model}{model}")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("PROVENANCE:") && error.contains("the model tiny-1 is listed twice"),
+            "{error}"
+        );
     }
 
     proptest::proptest! {

@@ -16,6 +16,7 @@ use crate::cargo_config::{CargoConfig, HostFlags};
 use crate::checkout;
 use crate::cli::Common;
 use crate::cuda::{self, CudaRequest, LibClang, Ptxas, Toolkit};
+use crate::cuda_wheels;
 use crate::decision::{Decision, Problem, Resolved, Thoroughness, Verdict};
 use crate::env::Env;
 use crate::error::{BUG, Error, Result};
@@ -35,6 +36,8 @@ pub struct Request {
     pub store: Option<PathBuf>,
     /// `--toolchain`.
     pub toolchain: Option<OsString>,
+    /// `--llc`.
+    pub llc: Option<OsString>,
     /// Whether to stop at the first good candidate or to explain all of them.
     pub thoroughness: Thoroughness,
 }
@@ -42,7 +45,12 @@ pub struct Request {
 impl Request {
     /// The request in a verb's common options.
     pub fn new(common: &Common, thoroughness: Thoroughness) -> Self {
-        Request { store: common.store.clone(), toolchain: common.toolchain.clone(), thoroughness }
+        Request {
+            store: common.store.clone(),
+            toolchain: common.toolchain.clone(),
+            llc: common.llc.clone(),
+            thoroughness,
+        }
     }
 }
 
@@ -121,7 +129,10 @@ impl Plan {
             thread::scope(|scope| {
                 let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
                 let cuda = scope.spawn(|| {
-                    let request = CudaRequest::new(settings.clone());
+                    let mut request = CudaRequest::new(settings.clone());
+                    if let (Some(pins), Some(store)) = (&pins.value, &store.value) {
+                        request.laid = cuda_wheels::find(store, &pins.pin).map(|parts| parts.root);
+                    }
                     let toolkit = guarded("cuda_toolkit", || cuda::find_toolkit(&request, env));
                     let ptxas = guarded("ptxas", || cuda::find_ptxas(toolkit.value.as_ref(), env));
                     let libclang = guarded("libclang", || cuda::find_libclang(&request, env));
@@ -131,8 +142,7 @@ impl Plan {
                 let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
                 let toolchain = rustc.value.as_ref();
                 let (llc, host_flags, backend) = thread::scope(|scope| {
-                    let llc =
-                        scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request.thoroughness, env));
+                    let llc = scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request, env));
                     let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
                     let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
                     (
@@ -267,8 +277,23 @@ fn resolve_store(
     let remembered = selection.map(|selection| selection.store.as_path());
     match Store::locate(request.store.as_deref(), remembered, workspace, env) {
         Ok(store) => {
+            if let Err(error) = store.check_root() {
+                return failed(decision, error);
+            }
             decision.chosen = Some(store.root().display().to_string());
             decision.why = format!("{} names it", store.from);
+            let foreign = store.foreign();
+            if let Some((path, owner)) = foreign.first() {
+                let more = match foreign.len() - 1 {
+                    0 => String::new(),
+                    more => format!(", and {more} more of another user"),
+                };
+                decision.notes.push(format!(
+                    "{} belongs to user {owner}{more}; if setup may not write there: sudo chown -R \"$(id -u)\" {}",
+                    path.display(),
+                    store.root().display()
+                ));
+            }
             Resolved { decision, value: Some(store) }
         }
         Err(error) => failed(decision, error),
@@ -302,17 +327,22 @@ fn resolve_llc(
     pins: &Resolved<Pins>,
     toolchain: Option<&Toolchain>,
     settings: &BTreeMap<String, String>,
-    thoroughness: Thoroughness,
+    asked: &Request,
     env: &Env,
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
     let llvm = &pins.pin.llvm;
-    let major = |major: &crate::pin::LlvmMajor| llc::LlvmMajor(u32::from(major.number()));
-    let verified: Vec<_> = llvm.verified.iter().map(major).collect();
-    let mut request = LlcRequest::new(major(&llvm.preferred), &verified, env);
+    let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
     request.opt = Explicit::of("CUDA_OXIDE_OPT", env, settings);
-    request.thoroughness = thoroughness;
+    request.thoroughness = asked.thoroughness;
+    if let Some(value) = &asked.llc
+        && let Err(error) = request.narrow(value)
+    {
+        let mut decision = Decision::new("llc");
+        decision.change = Some("leave out --llc to let kiln choose".to_owned());
+        return (failed(decision, error), Decision::new("opt"));
+    }
     request.toolchain = toolchain.map(|toolchain| llc::Toolchain {
         name: Some(pins.pin.toolchain.channel.to_string()),
         sysroot: toolchain.sysroot.clone(),

@@ -20,16 +20,17 @@ use crate::process::{self, Failure, Output};
 
 crate::codes! {
     TOOL_MISSING = "KILN-0301", Machine, "a tool's path leads to nothing",
-        "The path of a tool names nothing, or a link whose target is gone. A path from a variable is used exactly \
-         as it stands: it is not looked up on PATH, `~` is not expanded and white space is not trimmed.";
+        "The path of a tool names nothing, or a link whose target is gone. A path from a variable is used \
+         exactly as it stands: it is not looked up on PATH, `~` is not expanded and white space is not \
+         trimmed. Set it to the absolute path of the tool, or unset it.";
     TOOL_NOT_A_PROGRAM = "KILN-0302", Machine, "a tool's path is not a program",
         "The path of a tool names a folder, or a file without execute permission, or a file that the system cannot \
          execute (a program for another machine, or a script whose first line does not name an interpreter).";
     TOOL_CANNOT_RUN = "KILN-0303", Machine, "a tool was found but does not run",
-        "The file is there and could not do its work: its interpreter or a shared library is missing, the dynamic \
-         loader refused it, or it ended with an error. `LD_LIBRARY_PATH` is shown because it decides which \
-         libraries the loader takes. Copying a program out of its toolchain breaks it in the same way, since it \
-         looks for libraries beside itself.";
+        "The file is there and could not do its work: its interpreter or a shared library is missing, the \
+         dynamic loader refused it, or it ended with an error. `LD_LIBRARY_PATH` is shown because it decides \
+         which libraries the loader takes. Copying a program out of its toolchain breaks it in the same way, \
+         since it looks for libraries beside itself. Name another tool, or install what the loader misses.";
     TOOL_HANGS = "KILN-0304", Machine, "a tool did not answer in time",
         "The tool was still running after the time limit and was ended. A wrapper that waits for input, or a file \
          on a network mount that does not answer, does this.";

@@ -15,11 +15,23 @@ pub trait Progress: Sync {
     fn finish(&self);
     /// Something that the user should know now, such as a pause before the next attempt.
     fn note(&self, message: &str);
+    /// Something that the user should know even when nothing else is said.
+    fn warn(&self, message: &str) {
+        self.note(&format!("warning: {message}"));
+    }
+    /// Whether the programs that are started should be quiet too.
+    fn is_quiet(&self) -> bool {
+        false
+    }
 }
 
-/// The progress of work called `name`, on standard error in the form that suits it.
-pub fn on_stderr(name: &str) -> Box<dyn Progress> {
-    if io::stderr().is_terminal() {
+/// The progress of work called `name`, on standard error in the form that suits it; warnings alone when `quiet`.
+///
+/// No form has colours, so NO_COLOR changes nothing here.
+pub fn on_stderr(name: &str, quiet: bool) -> Box<dyn Progress> {
+    if quiet {
+        Box::new(Quiet { name: name.to_owned() })
+    } else if io::stderr().is_terminal() {
         Box::new(Bar { name: name.to_owned(), bar: Mutex::new(None) })
     } else {
         Box::new(Lines::new(name, io::stderr()))
@@ -34,6 +46,27 @@ impl Progress for Silent {
     fn advance(&self, _bytes: u64) {}
     fn finish(&self) {}
     fn note(&self, _message: &str) {}
+}
+
+/// Warnings alone.
+struct Quiet {
+    name: String,
+}
+
+impl Progress for Quiet {
+    fn start(&self, _total: Option<u64>) {}
+    fn advance(&self, _bytes: u64) {}
+    fn finish(&self) {}
+    fn note(&self, _message: &str) {}
+
+    fn warn(&self, message: &str) {
+        // Nobody is left to tell when standard error is gone.
+        let _ = writeln!(io::stderr(), "{}: warning: {message}", self.name);
+    }
+
+    fn is_quiet(&self) -> bool {
+        true
+    }
 }
 
 struct Bar {

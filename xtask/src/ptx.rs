@@ -3,6 +3,14 @@
 //! llc's exit status proves nothing: the architecture, leaked intrinsics and the version are judged by the PTX itself.
 //! Left out: instruction semantics; only names are looked at.
 
+pub mod compare;
+pub mod driver;
+pub mod listing;
+pub mod record;
+pub mod scan;
+pub mod table;
+pub mod usage;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -13,11 +21,12 @@ use crate::error::{Error, Result};
 
 crate::codes! {
     NOT_PTX = "KILN-0331", Refusal, "the artifact is not PTX",
-        "The file does not start like PTX: `.version`, `.target` and `.address_size` must come before the first \
-         function. Nothing was published.";
+        "The file does not start like PTX: `.version`, `.target` and `.address_size` must come before the \
+         first function. Nothing was published. Check that the llc that the message names is LLVM's own.";
     WRONG_TARGET = "KILN-0332", Refusal, "the PTX is for another architecture",
-        "The `.target` line is not the architecture that was asked for. A variable such as CUDA_OXIDE_TARGET or a \
-         default in a file won over `--arch`, or an old file was left behind. Nothing was published.";
+        "The `.target` line is not the architecture that was asked for. A variable such as CUDA_OXIDE_TARGET \
+         or a default in a file won over `--arch`, or an old file was left behind. Nothing was published. \
+         Unset the variable or remove the default, and build again.";
     PTX_VERSION = "KILN-0333", Refusal, "the PTX version is too low for its architecture",
         "llc writes an old `.version` when it does not recognise the architecture, and still exits 0. No driver \
          accepts such PTX. Nothing was published.";
@@ -25,14 +34,16 @@ crate::codes! {
         "The PTX declares or calls an external function with a dot in its name: an LLVM intrinsic that this llc does \
          not know and passed through. The PTX cannot be linked. A newer verified llc usually knows it. Nothing was published.";
     UNRESOLVED = "KILN-0335", Refusal, "the PTX calls functions that nothing defines",
-        "The PTX declares external functions that no file defines. Names that start with __nv_ come from libdevice: a \
-         kernel calls a library function such as exp or sqrt instead of the spelled PTX or a polynomial.";
+        "The PTX declares external functions that no file defines. Names that start with __nv_ come from \
+         libdevice: a kernel calls a library function such as exp or sqrt instead of the spelled PTX or a \
+         polynomial. Replace the call as the message says.";
     NO_ENTRY = "KILN-0336", Refusal, "the PTX has no kernel",
-        "No `.entry` is in the PTX, so nothing can be launched. The kernels were compiled away, or the wrong crate was \
-         built.";
+        "No `.entry` is in the PTX, so nothing can be launched. The kernels were compiled away, or the wrong \
+         crate was built. Check that the kernels are still used by the crate that is built.";
     CONTRACTION = "KILN-0337", Refusal, "floating-point contraction is not off",
-        "An f32 or f64 operation has no rounding mode. The driver's compiler may fuse a multiplication and an addition \
-         of that form, which gives other bits than the host. With contraction off every operation says `.rn`.";
+        "An f32 or f64 operation has no rounding mode. The driver's compiler may fuse a multiplication and an \
+         addition of that form, which gives other bits than the host. With contraction off every operation \
+         says `.rn`. Spell the operation with `.rn`, or report the backend that wrote it.";
 }
 
 /// A version of the PTX language, such as 8.5.

@@ -146,7 +146,7 @@ impl Statement {
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Error::from(error).as_damage(&crate::backend::CHANGED, &path)),
         };
         serde_json::from_slice(&bytes).map(Some).map_err(|error| {
             Error::new(&crate::backend::CHANGED, format!("{} is not what setup writes", path.display()))

@@ -11,13 +11,15 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{self, Limits, RootRule};
+use crate::checkpoint;
 use crate::download::{self, Download};
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
 use crate::nar;
 use crate::patch::{self, Patch};
-use crate::pin::{Pin, PinnedPatch, Source};
+use crate::pin::{Pin, PinnedPatch, Repository, Source};
+use crate::process::{self, Failure};
 use crate::progress::Progress;
 use crate::store::{Key, Kind, Staging, Store};
 
@@ -26,27 +28,30 @@ crate::codes! {
         "With `--offline` nothing is downloaded. Give the pinned revision with `--source`: an archive, a folder or a \
          git repository that has it.";
     NO_SOURCE = "KILN-0381", Machine, "the given source does not exist or is neither archive, folder nor repository",
-        "`--source` takes a .tar.gz or .tar file, a folder that holds the tree, or a git repository (bare or not) \
-         that has the pinned revision.";
+        "`--source` takes a .tar.gz or .tar file, a folder that holds the tree, or a git repository (bare or \
+         not) that has the pinned revision. Check the path, and give one of these.";
     NO_GIT = "KILN-0382", Machine, "git is needed to read a git repository",
         "`--source` names a git repository, whose tree is read with `git archive`. Nothing else needs git.";
     GIT_FAILED = "KILN-0383", Machine, "git cannot read the pinned revision from the repository",
-        "`git archive REVISION` failed in the repository that `--source` names, usually because the repository does \
-         not have the revision.";
+        "`git archive REVISION` failed in the repository that `--source` names, usually because the \
+         repository does not have the revision. Fetch the revision into that repository first.";
     WRONG_TREE = "KILN-0384", Refusal, "the source tree is not the pinned one",
         "PROVENANCE pins the hash of the revision's tree (file names, contents and executable bits; not the \
-         archive's compressed bytes, which hosts change). The tree that was found has another hash.";
+         archive's compressed bytes, which hosts change). The tree that was found has another hash. Give an \
+         unchanged copy of the revision, or leave `--source` out so that it is downloaded.";
     WRONG_ARCHIVE = "KILN-0385", Refusal, "the archive is not the pinned one",
         "PROVENANCE has `archive-sha256` and the archive's bytes have another hash. Hosts sometimes compress the same \
          tree anew; the message says whether the tree is equal. If it is, record the new hash or remove \
          `archive-sha256`: the tree's hash alone decides what is built.";
     WRONG_LOCK = "KILN-0387", Refusal, "the lock file is not the pinned one",
-        "The Cargo.lock of the patched tree has another hash than PROVENANCE records, so other crates would be built.";
+        "The Cargo.lock of the patched tree has another hash than PROVENANCE records, so other crates would \
+         be built. Restore PROVENANCE and backend-patches/ from the repository; they change together.";
     CHANGED = "KILN-0388", Refusal, "a source tree in the store was changed",
         "A tree in the store has another hash than when it was published. Something edited it. `cargo xtask setup` \
          replaces it by a fresh one.";
     MISSING = "KILN-0389", Machine, "the patched source is not in the store",
-        "`build` compiles against the verified, patched source that `setup` publishes, and it is not there.";
+        "`build` compiles against the verified, patched source that `setup` publishes, and it is not there. \
+         Run `cargo xtask setup`, which makes it.";
 }
 
 /// Version of what this module does to a tree; part of its keys.
@@ -108,7 +113,7 @@ const ENTRY_FILE: &str = "entry.json";
 const TREE: &str = "tree";
 
 /// The key of the unpatched tree.
-fn pristine_key(source: &Source) -> Key {
+pub fn pristine_key(source: &Source) -> Key {
     Key::builder("pristine", RECIPE).field("tree", &source.tree.to_string()).finish()
 }
 
@@ -144,6 +149,18 @@ pub fn verify(store: &Store, key: &Key) -> Result<Patched> {
     Ok(Patched { key: key.clone(), tree, hash })
 }
 
+/// The unpatched tree and its hash, if it is in the store; its hash was compared with the one it was published with.
+///
+/// # Errors
+/// It was changed ([`CHANGED`]).
+pub fn verify_pristine(store: &Store, source: &Source) -> Result<Option<(PathBuf, TreeHash)>> {
+    let folder = store.entry(Kind::Pristine, &pristine_key(source));
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    verify_entry(&folder).map(Some)
+}
+
 fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
     let hint = "run: cargo xtask setup";
     let record = folder.join(ENTRY_FILE);
@@ -153,12 +170,12 @@ fn verify_entry(folder: &Path) -> Result<(PathBuf, TreeHash)> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::new(&MISSING, format!("there is no {}", record.display())).hint(hint));
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(Error::from(error).as_damage(&CHANGED, &record)),
     };
     let entry: Entry = serde_json::from_slice(&text).map_err(|error| {
         Error::new(&CHANGED, format!("{} is not what setup writes", record.display())).cause(error).hint(hint)
     })?;
-    let found = nar::hash_tree(&tree)?;
+    let found = nar::hash_tree(&tree).map_err(|error| error.as_damage(&CHANGED, &tree))?;
     if found != entry.tree {
         return Err(Error::new(
             &CHANGED,
@@ -194,7 +211,7 @@ pub struct Making<'a> {
 pub fn make(pin: &Pin, patches: &[PinnedPatch], making: &Making<'_>) -> Result<Patched> {
     let store = making.store;
     let key = key(&pin.source, patches);
-    let _lock = store.lock(&format!("source-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Source.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(patched) = verify(store, &key) {
         return Ok(patched);
     }
@@ -204,14 +221,19 @@ pub fn make(pin: &Pin, patches: &[PinnedPatch], making: &Making<'_>) -> Result<P
 
     let staging = store.stage(Kind::Source, &key)?;
     let tree = staging.path().join(TREE);
+    checkpoint::pass("source-staged", making.env);
     copy_tree(&pristine, &tree)?;
     let workspace = pin.source.workspace(&tree);
     for patch in patches {
         making.progress.note(&format!("applying {}", patch.file));
     }
     patch::apply_series(&parsed, &workspace)?;
+    checkpoint::pass("source-patched", making.env);
     check_lock(&pin.source, &workspace)?;
-    let hash = publish_tree(staging, &pin.source.revision, patches)?;
+    let hash = describe_tree(&staging, &pin.source.revision, patches)?;
+    checkpoint::pass("source-publishing", making.env);
+    staging.publish()?;
+    checkpoint::pass("source-published", making.env);
     Ok(Patched { tree: store.entry(Kind::Source, &key).join(TREE), key, hash })
 }
 
@@ -229,7 +251,8 @@ fn check_lock(source: &Source, workspace: &Path) -> Result<()> {
     .hint("restore PROVENANCE and backend-patches/ from the repository; both must change together"))
 }
 
-fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) -> Result<TreeHash> {
+/// Writes the entry's description beside the staged tree, the last file before it is published.
+fn describe_tree(staging: &Staging, revision: &Revision, patches: &[PinnedPatch]) -> Result<TreeHash> {
     let hash = nar::hash_tree(&staging.path().join(TREE))?;
     let entry = Entry {
         tree: hash,
@@ -240,7 +263,6 @@ fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) 
         .map_err(|error| Error::new(&crate::error::BUG, format!("cannot write an entry: {error}")))?;
     text.push(b'\n');
     fs::write(staging.path().join(ENTRY_FILE), text)?;
-    staging.publish()?;
     Ok(hash)
 }
 
@@ -248,7 +270,7 @@ fn publish_tree(staging: Staging, revision: &Revision, patches: &[PinnedPatch]) 
 fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
     let store = making.store;
     let key = pristine_key(&pin.source);
-    let _lock = store.lock(&format!("pristine-{key}"), &|text| making.progress.note(text))?;
+    let _lock = store.lock(&Kind::Pristine.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok((tree, hash)) = verify_entry(&store.entry(Kind::Pristine, &key))
         && hash == pin.source.tree
     {
@@ -257,6 +279,7 @@ fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
     let staging = store.stage(Kind::Pristine, &key)?;
     let tree = staging.path().join(TREE);
     fs::create_dir(&tree)?;
+    checkpoint::pass("pristine-staged", making.env);
     match making.origin {
         Origin::Repository => from_repository(&pin.source, &tree, making)?,
         Origin::Archive(path) => from_archive(&pin.source, path, &tree, making)?,
@@ -268,7 +291,11 @@ fn make_pristine(pin: &Pin, making: &Making<'_>) -> Result<PathBuf> {
             check_tree(&pin.source, &tree, &path.display().to_string())?;
         }
     }
-    publish_tree(staging, &pin.source.revision, &[])?;
+    checkpoint::pass("pristine-unpacked", making.env);
+    describe_tree(&staging, &pin.source.revision, &[])?;
+    checkpoint::pass("pristine-publishing", making.env);
+    staging.publish()?;
+    checkpoint::pass("pristine-published", making.env);
     Ok(store.entry(Kind::Pristine, &key).join(TREE))
 }
 
@@ -297,6 +324,8 @@ fn from_repository(source: &Source, tree: &Path, making: &Making<'_>) -> Result<
         fresh = true;
     }
     match from_archive(source, &path, tree, making) {
+        // A full disk says nothing about the archive.
+        Err(error) if is_about_the_machine(&error) => Err(error),
         Err(error) => {
             // A bad file must not be found again by the next run.
             fs::remove_file(&path)?;
@@ -318,6 +347,10 @@ fn from_repository(source: &Source, tree: &Path, making: &Making<'_>) -> Result<
     }
 }
 
+fn is_about_the_machine(error: &Error) -> bool {
+    crate::error::CODES.iter().any(|code| std::ptr::eq(*code, error.code()))
+}
+
 fn fetch(url: &str, path: &Path, making: &Making<'_>) -> Result<()> {
     if making.offline {
         return Err(Error::new(
@@ -331,6 +364,7 @@ fn fetch(url: &str, path: &Path, making: &Making<'_>) -> Result<()> {
     }
     making.progress.note(&format!("downloading {url}"));
     download::download(&Download::new(url)?, path, making.progress)?;
+    checkpoint::pass("downloaded", making.env);
     Ok(())
 }
 
@@ -366,11 +400,78 @@ fn from_archive(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) 
 }
 
 fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> Result<()> {
-    making.progress.note(&format!("reading revision {} from {}", source.revision, path.display()));
+    unpack_git(&source.repository, &source.revision, path, tree, making)?;
+    check_tree(source, tree, &path.display().to_string())
+}
+
+/// Takes any revision, whose tree nobody has pinned yet, into `tree`; downloads go to the folder `scratch`.
+///
+/// # Errors
+/// It cannot be had. That it is the right tree is not checked.
+pub fn take(
+    repository: &Repository,
+    revision: &Revision,
+    tree: &Path,
+    scratch: &Path,
+    making: &Making<'_>,
+) -> Result<()> {
+    let unpack = |archive: &Path| -> Result<()> {
+        archive::unpack_archive(archive, tree, &Limits::default())?.check_revision(revision)
+    };
+    match making.origin {
+        Origin::Repository => {
+            let archive = scratch.join("archive.tar.gz");
+            fetch(&format!("{repository}/archive/{revision}.tar.gz"), &archive, making)?;
+            unpack(&archive)
+        }
+        Origin::Archive(path) => unpack(path),
+        Origin::Folder(path) => copy_tree(path, tree),
+        Origin::Git(path) => unpack_git(repository, revision, path, tree, making),
+    }
+}
+
+/// Runs git and returns what it prints.
+///
+/// # Errors
+/// It cannot be started, or fails.
+pub fn git(arguments: &[&str], env: &Env) -> Result<String> {
+    let mut command = git_command(env);
+    command.args(arguments);
+    let output = process::output(&mut command, GIT_LIMIT).map_err(|failure| match failure {
+        Failure::Start(error) => Error::new(&NO_GIT, "cannot start git").cause(error).hint("install git"),
+        Failure::TimedOut(limit) => {
+            Error::new(&GIT_FAILED, format!("git gave no answer within {} s", limit.as_secs()))
+                .hint("check the network")
+        }
+    })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(Error::new(&GIT_FAILED, format!("git {} ended with {}", arguments.join(" "), output.status))
+        .cause(output.stderr.trim())
+        .hint("check the name of the revision and the network"))
+}
+
+/// The time that git may take to ask a server.
+const GIT_LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+fn git_command(env: &Env) -> Command {
     let mut command = Command::new("git");
     // GIT_DIR and its like would make git read another repository than the named one.
-    command.env_clear().envs(making.env.vars().filter(|(name, _)| !is_git_variable(name)));
-    command.arg("-C").arg(path).args(["archive", "--format=tar", source.revision.as_str()]);
+    command.env_clear().envs(env.vars().filter(|(name, _)| !is_git_variable(name)));
+    command
+}
+
+fn unpack_git(
+    repository: &Repository,
+    revision: &Revision,
+    path: &Path,
+    tree: &Path,
+    making: &Making<'_>,
+) -> Result<()> {
+    making.progress.note(&format!("reading revision {revision} from {}", path.display()));
+    let mut command = git_command(making.env);
+    command.arg("-C").arg(path).args(["archive", "--format=tar", revision.as_str()]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| {
         Error::new(&NO_GIT, format!("cannot start git to read {}", path.display()))
@@ -394,15 +495,12 @@ fn from_git(source: &Source, path: &Path, tree: &Path, making: &Making<'_>) -> R
     if !status.success() {
         return Err(Error::new(
             &GIT_FAILED,
-            format!("git archive {} failed in {}: {}", source.revision, path.display(), said.trim()),
+            format!("git archive {revision} failed in {}: {}", path.display(), said.trim()),
         )
-        .hint(format!(
-            "fetch the revision there first: git fetch {} {}",
-            source.repository, source.revision
-        )));
+        .hint(format!("fetch the revision there first: git fetch {repository} {revision}")));
     }
     unpacked?;
-    check_tree(source, tree, &path.display().to_string())
+    Ok(())
 }
 
 fn is_git_variable(name: &OsStr) -> bool {
@@ -411,7 +509,7 @@ fn is_git_variable(name: &OsStr) -> bool {
 }
 
 /// Copies a tree: folders, files with their executable bit, and links as they are.
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

@@ -5,13 +5,18 @@
 //! pristine/<key>/                 tree/ as upstream has it, entry.json
 //! sources/<key>/                  tree/ with the carried patches applied, entry.json
 //! backends/<key>/                 the backend, cargo-oxide, record.json
+//! vendor/<key>/                   the crates of all workspaces, from a bundle
+//! cuda/<key>/                     CUDA toolkit parts from NVIDIA's wheels
+//! models/<sha256>/                a model's file, keyed by its own hash
+//! roots/<hash>.json               which checkout uses which entries
 //! build/<key>/                    Cargo's target folder of a build that has not been published yet
 //! locks/<name>.lock               kernel locks; the content only informs
 //! ```
 //!
 //! An entry is staged beside its final name, completed, and renamed: it is there whole or not at all. A key is a
 //! hash of everything that decides the content, so an entry never changes; no time stamp is ever looked at.
-//! Readers take no lock and work on a read-only store. Left out: removing entries.
+//! Readers take no lock and work on a read-only store. What a killed setup leaves is swept by a later one. Removing
+//! entries is in [`crate::inventory`].
 
 use std::fmt;
 use std::io::Write as _;
@@ -33,6 +38,10 @@ crate::codes! {
          store does not offer them. Choose a store on a local disk with `--store DIR`.";
     IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
         "A file or folder that setup did not write stands where an entry belongs. Move it away.";
+    BAD_ROOT = "KILN-0904", Machine, "the store cannot be there",
+        "The store's path goes into the compiler's and the linker's flags and into TOML files, so it must be UTF-8 without \
+         a colon (it separates search paths), a percent sign (lld makes other letters of it) or a control character. A `~` that the shell did not expand (it does not in quotes) is \
+         refused, since it would make a folder of that name. Choose another folder with `--store DIR`.";
 }
 
 /// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
@@ -43,6 +52,30 @@ impl Key {
     /// Starts a key for entries of `kind`, whose recipe has the given version.
     pub fn builder(kind: &str, recipe: u32) -> KeyBuilder {
         KeyBuilder(Sha256::new()).field("kind", kind).field("recipe", &recipe.to_string())
+    }
+
+    /// The key of an entry that is one file with this hash.
+    pub fn of_file(sha256: &crate::hash::Sha256) -> Self {
+        Key(sha256.to_string())
+    }
+}
+
+impl serde::Serialize for Key {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Key {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let plain = matches!(text.len(), 32 | 64)
+            && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        if plain {
+            Ok(Key(text))
+        } else {
+            Err(serde::de::Error::custom("expected a key of 32 hexadecimal digits"))
+        }
     }
 }
 
@@ -88,15 +121,45 @@ pub enum Kind {
     Source,
     /// The built backend.
     Backend,
+    /// The crates of all workspaces.
+    Vendor,
+    /// CUDA toolkit parts.
+    Cuda,
+    /// A model's file.
+    Model,
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 6] =
+        [Kind::Pristine, Kind::Source, Kind::Backend, Kind::Vendor, Kind::Cuda, Kind::Model];
+
+    /// The name of the lock that whoever makes the entry `key` holds.
+    pub fn lock_name(self, key: &Key) -> String {
+        self.lock_name_of(&key.0)
+    }
+
+    pub(crate) fn lock_name_of(self, key: &str) -> String {
+        let kind = match self {
+            Kind::Pristine => "pristine",
+            Kind::Source => "source",
+            Kind::Backend => "backend",
+            Kind::Model => "model",
+            Kind::Vendor => "vendor",
+            Kind::Cuda => "cuda",
+        };
+        format!("{kind}-{key}")
+    }
+
     /// Its folder's name.
     pub fn folder(self) -> &'static str {
         match self {
             Kind::Pristine => "pristine",
             Kind::Source => "sources",
             Kind::Backend => "backends",
+            Kind::Vendor => "vendor",
+            Kind::Cuda => "cuda",
+            Kind::Model => "models",
         }
     }
 }
@@ -121,7 +184,10 @@ impl Store {
         workspace: &Path,
         env: &Env,
     ) -> Result<Self> {
-        let named = |path: &Path, from| Ok(Store { root: workspace.join(path), from });
+        let named = |path: &Path, from: &'static str| {
+            refuse_tilde(path, from)?;
+            Self::at(workspace.join(path), from)
+        };
         if let Some(path) = flag.filter(|path| !path.as_os_str().is_empty()) {
             return named(path, "--store");
         }
@@ -133,13 +199,53 @@ impl Store {
         }
         // The XDG specification says that a relative path is to be ignored.
         if let Some(path) = env.var("XDG_CACHE_HOME").map(Path::new).filter(|path| path.is_absolute()) {
-            return Ok(Store { root: path.join("kiln"), from: "XDG_CACHE_HOME" });
+            return Self::at(path.join("kiln"), "XDG_CACHE_HOME");
         }
         if let Some(path) = env.var("HOME").map(Path::new).filter(|path| path.is_absolute()) {
-            return Ok(Store { root: path.join(".cache/kiln"), from: "HOME" });
+            return Self::at(path.join(".cache/kiln"), "HOME");
         }
         Err(Error::new(&NO_ROOT, "no folder for the store: HOME and XDG_CACHE_HOME name no absolute path")
             .hint("give one with --store DIR"))
+    }
+
+    fn at(root: PathBuf, from: &'static str) -> Result<Self> {
+        // Found out later, the whole source would have been fetched for nothing.
+        let odd = |c: char| c.is_control() || (cfg!(unix) && matches!(c, ':' | '%'));
+        let why = match root.to_str() {
+            None => "is not UTF-8".to_owned(),
+            Some(text) => match text.chars().find(|&c| odd(c)) {
+                Some(c) => format!("has {c:?} in it, which compilers and linkers cannot deal with"),
+                None => return Ok(Store { root, from }),
+            },
+        };
+        Err(Error::new(&BAD_ROOT, format!("{from} puts the store at {}, which {why}", root.display()))
+            .hint("choose another folder with --store DIR"))
+    }
+
+    /// Checks that nothing but a folder stands at the root, or nothing at all.
+    ///
+    /// # Errors
+    /// [`IN_THE_WAY`].
+    pub fn check_root(&self) -> Result<()> {
+        let found = match fs::metadata(&self.root) {
+            Ok(metadata) if !metadata.is_dir() => "is not a folder",
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => "is below a file",
+            _ => return Ok(()),
+        };
+        Err(Error::new(&IN_THE_WAY, format!("the store {} {found}", self.root.display()))
+            .hint("move it away, or choose another store with --store DIR"))
+    }
+
+    /// Files and folders of the store's upper levels that belong to another user than the one of this process, with
+    /// the user's number: what `sudo` leaves.
+    pub fn foreign(&self) -> Vec<(PathBuf, u32)> {
+        let mut places = vec![self.root.clone()];
+        for folder in ["downloads", "pristine", "sources", "backends", "build", "locks"] {
+            let folder = self.root.join(folder);
+            places.extend(fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path()));
+            places.push(folder);
+        }
+        places.into_iter().filter_map(|path| owner_other_than_us(&path).map(|owner| (path, owner))).collect()
     }
 
     /// The absolute root.
@@ -168,7 +274,7 @@ impl Store {
     pub fn stage(&self, kind: Kind, key: &Key) -> Result<Staging> {
         let parent = self.root.join(kind.folder());
         fs::create_dir_all(&parent)?;
-        let prefix = format!(".staging-{key}-");
+        let prefix = format!("{STAGING}{key}-");
         for entry in fs::read_dir(&parent)? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
@@ -179,36 +285,130 @@ impl Store {
         Ok(Staging { folder, entry: self.entry(kind, key), prefix })
     }
 
+    /// Removes what killed setups left, of all keys: staging folders, and the target folders of builds that are
+    /// published. What a living setup works on is locked and left alone; what cannot be removed now stays.
+    pub fn sweep(&self) {
+        for kind in Kind::ALL {
+            for (path, name) in listed(&self.root.join(kind.folder())) {
+                let key = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
+                if let Some((key, _)) = key {
+                    self.remove_unlocked(&path, &kind.lock_name_of(key));
+                }
+            }
+        }
+        for (path, key) in listed(&self.root.join("build")) {
+            if self.root.join(Kind::Backend.folder()).join(&key).is_dir() {
+                self.remove_unlocked(&path, &Kind::Backend.lock_name_of(&key));
+            }
+        }
+    }
+
+    fn remove_unlocked(&self, path: &Path, lock: &str) {
+        let path_of_lock = self.root.join("locks").join(format!("{lock}.lock"));
+        let open =
+            fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path_of_lock);
+        // Held until the folder is gone.
+        let Ok(lock) = open else { return };
+        if lock.file().try_lock().is_ok() {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+
     /// Takes the exclusive lock `name`, calling `waiting` once when another process holds it. The kernel releases it
     /// when this process ends, however it ends.
     ///
     /// # Errors
     /// The file system has no locks, or the lock file cannot be written.
     pub fn lock(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
-        let folder = self.root.join("locks");
-        fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("{name}.lock"));
-        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-        let file = file.into_file();
-        let refuse = |error: std::io::Error| {
-            Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
-                .hint("choose a store on a local disk with --store DIR")
-        };
+        let (path, file) = self.lock_file(name)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
-                let holder = fs::read_to_string(&path).unwrap_or_default();
-                let holder = holder.trim();
-                let holder = if holder.is_empty() { "another setup" } else { holder };
-                waiting(&format!("waiting for {holder}, which works on the same entry"));
-                file.lock().map_err(refuse)?;
+                waiting(&format!("waiting for {}, which works on the same entry", holder(&path)));
+                file.lock().map_err(|error| no_lock(&path, error))?;
             }
-            Err(std::fs::TryLockError::Error(error)) => return Err(refuse(error)),
+            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
         }
         let mut lock = Lock { file };
         lock.inform();
         Ok(lock)
     }
+
+    /// As [`Store::lock`], without waiting: `None` when another process holds it.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
+        let (path, file) = self.lock_file(name)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Lock { file })),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            Err(std::fs::TryLockError::Error(error)) => Err(no_lock(&path, error)),
+        }
+    }
+
+    /// Takes the lock `name` in common with others that do the same; who takes it alone waits for all of them.
+    ///
+    /// # Errors
+    /// As [`Store::lock`].
+    pub fn lock_shared(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
+        let (path, file) = self.lock_file(name)?;
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                waiting(&format!("waiting for {}, which cleans the store", holder(&path)));
+                file.lock_shared().map_err(|error| no_lock(&path, error))?;
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
+        }
+        Ok(Lock { file })
+    }
+
+    fn lock_file(&self, name: &str) -> Result<(PathBuf, std::fs::File)> {
+        let folder = self.root.join("locks");
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{name}.lock"));
+        let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        Ok((path, file.into_file()))
+    }
+}
+
+fn no_lock(path: &Path, error: std::io::Error) -> Error {
+    Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
+        .hint("choose a store on a local disk with --store DIR")
+}
+
+fn holder(path: &Path) -> String {
+    let holder = fs::read_to_string(path).unwrap_or_default();
+    let holder = holder.trim();
+    if holder.is_empty() { "another setup".to_owned() } else { holder.to_owned() }
+}
+
+/// Refuses a path that begins with a `~` that no shell has expanded.
+///
+/// # Errors
+/// [`BAD_ROOT`], naming `from`.
+pub fn refuse_tilde(path: &Path, from: &str) -> Result<()> {
+    if path.components().next().is_some_and(|first| first.as_os_str().as_encoded_bytes().starts_with(b"~")) {
+        return Err(Error::new(
+            &BAD_ROOT,
+            format!("{from} is {}, which begins with a literal `~`", path.display()),
+        )
+        .hint("write the path out, or leave the quotes away so that the shell expands it"));
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn owner_other_than_us(path: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let owner = fs::symlink_metadata(path).ok()?.uid();
+    (owner != rustix::process::geteuid().as_raw()).then_some(owner)
+}
+
+#[cfg(not(unix))]
+fn owner_other_than_us(_: &Path) -> Option<u32> {
+    None
 }
 
 /// A held lock.
@@ -257,6 +457,12 @@ impl Staging {
                 return Err(Error::new(&IN_THE_WAY, format!("{} is not a folder", entry.display()))
                     .hint(format!("move it away: mv {0} {0}.old", entry.display())));
             }
+            // In one step where the file system can: a reader then never finds nothing.
+            if exchange(folder.path(), &entry) {
+                drop(folder);
+                sync_folder(parent)?;
+                return Ok(entry);
+            }
             let aside = temporary_folder(parent, &prefix)?;
             fs::rename(&entry, aside.path().join("old"))?;
         }
@@ -266,6 +472,27 @@ impl Staging {
         sync_folder(parent)?;
         Ok(entry)
     }
+}
+
+/// Begins the name of a staging folder; the key and a random end follow.
+const STAGING: &str = ".staging-";
+
+/// The entries of a folder with their names; none when it cannot be read.
+fn listed(folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?))).collect()
+}
+
+/// Lets two paths change places; says whether the system did.
+#[cfg(target_os = "linux")]
+fn exchange(one: &Path, other: &Path) -> bool {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE).is_ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> bool {
+    false
 }
 
 fn temporary_folder(parent: &Path, prefix: &str) -> Result<TempDir> {

@@ -18,15 +18,18 @@ use crate::process::{self, Failure, PROBE_LIMIT};
 crate::codes! {
     NOT_FOUND = "KILN-0501", Machine, "the pinned Rust toolchain is not installed",
         "The backend is compiled against the private crates of one rustc commit, which PROVENANCE names. No \
-         toolchain with that commit was found among `--toolchain`, KILN_TOOLCHAIN, the last setup's choice, rustup's \
-         toolchains and PATH.";
+         toolchain with that commit was found among `--toolchain`, KILN_TOOLCHAIN, the last setup's choice, \
+         rustup's toolchains and PATH. Install it with the command in the hint.";
     NOT_RUNNABLE = "KILN-0502", Machine, "a rustc cannot be run",
-        "The toolchain's rustc is there but does not answer `rustc -vV`.";
+        "The toolchain's rustc is there but does not answer `rustc -vV`. Run that command yourself to see \
+         why, and install the toolchain again.";
     WRONG_RUSTC = "KILN-0503", Refusal, "a rustc is not the pinned one",
-        "The named toolchain's `rustc -vV` reports another release or commit than PROVENANCE. A backend built with \
-         it could not be loaded, or would compile to other bits.";
+        "The named toolchain's `rustc -vV` reports another release or commit than PROVENANCE. A backend built \
+         with it could not be loaded, or would compile to other bits. Install the pinned one with the command \
+         in the hint, or name it with `--toolchain`.";
     NO_RUSTC_DEV = "KILN-0504", Machine, "the toolchain lacks rustc-dev",
-        "The backend links the compiler's private crates, which rustup ships as the component rustc-dev.";
+        "The backend links the compiler's private crates, which rustup ships as the component rustc-dev. Add \
+         it with the command in the hint.";
 }
 
 /// The answer of `rustc -vV`.

@@ -437,6 +437,29 @@ fn a_toolchain_without_rustc_dev_is_named_with_the_command() {
 }
 
 #[test]
+fn setup_has_rustup_add_rustc_dev_and_goes_on() {
+    let world = World::new();
+    let lib =
+        fs::read_dir(world.path("sysroot/lib/rustlib")).unwrap().next().unwrap().unwrap().path().join("lib");
+    let present = lib.join("librustc_codegen_ssa-0.rmeta");
+    fs::remove_file(&present).unwrap();
+    let upstream = world.path("upstream").display().to_string();
+    world.script("bin/rustup", "#!/bin/sh\necho 'no network' >&2\nexit 3\n");
+    let failed = world.run(&["setup", "--source", &upstream]).exits(1).says("error[KILN-0504]");
+    failed.says("rustup did not add it: it ended with exit status: 3");
+
+    let adds = format!(
+        "#!/bin/sh\n[ -z \"$RUSTUP_TOOLCHAIN\" ] && echo \"$@\" > '{}' && touch '{}'\n",
+        world.path("asked").display(),
+        present.display()
+    );
+    world.script("bin/rustup", &adds);
+    world.run(&["setup", "--source", &upstream]).exits(0).says("adding rustc-dev to");
+    let asked = fs::read_to_string(world.path("asked")).unwrap();
+    assert!(asked.starts_with("component add rustc-dev --toolchain 1."), "{asked}");
+}
+
+#[test]
 fn the_wrong_rustc_is_refused() {
     let world = World::new();
     world.script(

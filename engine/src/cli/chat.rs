@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::load::LoadArguments;
+use super::load::{LoadArguments, tokenizer_of};
 use super::{Failure, SamplingArguments, proceed};
 use crate::chat::{Message, Template};
 use crate::error::Error;
@@ -39,7 +39,7 @@ pub(super) fn chat(
 ) -> Result<(), Failure> {
     let settings = arguments.sampling.settings()?;
     let model = arguments.load.open()?;
-    let tokenizer = Tokenizer::from_gguf(&model.file)?;
+    let tokenizer = tokenizer_of(&model)?;
     let template = Template::from_gguf(&model.file, &tokenizer)?;
     let mut session = Session::new(arguments.load.load(model, kinds)?);
     let mut sampler = Sampler::new(settings);

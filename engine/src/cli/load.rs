@@ -15,6 +15,7 @@ use crate::gguf::Gguf;
 use crate::memory;
 use crate::model::Model;
 use crate::selftest::{DeviceKind, DeviceName, SelftestError};
+use crate::tokenizer::Tokenizer;
 
 /// Positions, unless more are asked for: the memory of the cache is taken whether it is used or not.
 const USUAL_CONTEXT: usize = 4096;
@@ -159,6 +160,16 @@ impl LoadArguments {
             Some(threads) => threads,
         }
     }
+}
+
+/// The tokenizer of a model's file, which must know the same tokens.
+pub(super) fn tokenizer_of(model: &Model) -> Result<Tokenizer> {
+    let tokenizer = Tokenizer::from_gguf(&model.file)?;
+    if tokenizer.len() != model.vocabulary() {
+        let problem = format!("{} tokens, and the model has {}", tokenizer.len(), model.vocabulary());
+        return Err(Error::Tokenizer(problem));
+    }
+    Ok(tokenizer)
 }
 
 /// A prompt from `-p` or `-f`.

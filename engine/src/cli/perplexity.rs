@@ -3,12 +3,11 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::load::{LoadArguments, read_text};
+use super::load::{LoadArguments, read_text, tokenizer_of};
 use super::{Failure, proceed};
 use crate::backend::Wanted;
 use crate::error::Error;
 use crate::selftest::DeviceKind;
-use crate::tokenizer::Tokenizer;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -35,7 +34,7 @@ pub(super) fn perplexity(
         return Err(Error::Request(format!("--chunk is {chunk}, expected at least 4")).into());
     }
     let model = arguments.load.open()?;
-    let tokenizer = Tokenizer::from_gguf(&model.file)?;
+    let tokenizer = tokenizer_of(&model)?;
     let tokens = tokenizer.encode(&read_text(&arguments.file)?, true, false);
     if tokens.len() < 2 * chunk {
         let problem =

@@ -4,13 +4,12 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use super::load::{LoadArguments, PromptArguments};
+use super::load::{LoadArguments, PromptArguments, tokenizer_of};
 use super::{Failure, SamplingArguments, proceed};
 use crate::error::Error;
 use crate::sample::Sampler;
 use crate::selftest::DeviceKind;
 use crate::session::{Limits, Session, Stop};
-use crate::tokenizer::Tokenizer;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -49,11 +48,7 @@ pub(super) fn run(
         None => return Err(Error::Request("no prompt: give one with -p TEXT or -f FILE".into()).into()),
     };
     let model = arguments.load.open()?;
-    let tokenizer = Tokenizer::from_gguf(&model.file)?;
-    if tokenizer.len() != model.vocabulary() {
-        let problem = format!("{} tokens, and the model has {}", tokenizer.len(), model.vocabulary());
-        return Err(Error::Tokenizer(problem).into());
-    }
+    let tokenizer = tokenizer_of(&model)?;
     let mut tokens = tokenizer.encode(&text, true, arguments.special);
     if tokens.is_empty() {
         // An empty prompt: begin as a text begins.

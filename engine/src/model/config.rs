@@ -162,7 +162,7 @@ impl Config {
         }
         let epsilon = keys.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5);
         let base = keys.float("rope.freq_base")?.unwrap_or(10_000.0);
-        if !(base > 0.0 && base.is_finite() && epsilon >= 0.0 && epsilon < 1.0) {
+        if !(base > 0.0 && base.is_finite() && (0.0..1.0).contains(&epsilon)) {
             return Err(Error::Model(format!("rope.freq_base is {base} and the norms' epsilon {epsilon}")));
         }
         let rope = Rope { dimensions, base, scale: keys.rope_scale()? };

@@ -1,4 +1,4 @@
-//! `build`: the CPU engine and its self-test on any machine; with `--arch`, the GPU engine with the verified toolchain.
+//! `build`: the CPU engine, a sample of its text and its self-test, on any machine; with `--arch`, the GPU engine with the verified toolchain.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -13,24 +13,29 @@ use crate::arch::Arch;
 use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
+use crate::cmd::store;
 use crate::cuda::{LibClang, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
-use crate::llc::Tools;
+use crate::llc::{Tool, Tools};
 use crate::output;
+use crate::pin::Pin;
 use crate::plan::{self, Pins, Plan, Request};
-use crate::progress;
-use crate::ptx::{self, Expectation, Ptx};
+use crate::progress::{self, Progress};
+use crate::ptx::{self, Expectation, Ptx, scan};
+use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
+use crate::vendor::{self, Vendored};
 
 crate::codes! {
     CARGO_FAILED = "KILN-0130", Machine, "cargo cannot build the engine",
-        "The child's messages stand above, and its exit code is this command's.";
-    SELFTEST_FAILED = "KILN-0131", Internal, "the engine's self-test failed",
-        "The engine was built, and its own test says that its arithmetic is wrong on this machine. Please report it \
-         with the table above.";
+        "The child's messages stand above, and its exit code is this command's. Mend what the first of them \
+         says.";
+    ENGINE_FAILED = "KILN-0131", Internal, "the engine that was just built fails",
+        "After the build the engine writes a short text with its built-in model, and then tests its arithmetic. One of \
+         the two failed on this machine. Please report it with the output above.";
     OTHER_BACKEND = "KILN-0132", Refusal, "CUDA_OXIDE_BACKEND names another backend",
         "The variable would make cargo-oxide load another library than the one that setup built and verified.";
     NO_PTX = "KILN-0133", Refusal, "the build wrote no PTX",
@@ -38,7 +43,7 @@ crate::codes! {
          nothing may be used.";
 }
 
-/// Build the CPU engine and test it; with --arch, build the GPU engine and its kernels
+/// Build the CPU engine, have it write a story, and test it; with --arch, build the GPU engine and its kernels
 ///
 /// Reads the sources and, with --arch, everything that `doctor` lists. Writes target/ (target/device/ARCH with
 /// --arch). Refuses with exit code 70 unless backend, patches, llc and host config are what PROVENANCE says. After
@@ -60,39 +65,62 @@ impl Build {
     /// # Errors
     /// A refusal, or the child's failure with its own exit code.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        if self.arch.is_empty() { build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+        if self.arch.is_empty() { self.build_cpu(workspace, env) } else { self.build_gpu(workspace, env) }
+    }
+
+    /// The CPU engine, by the Cargo that runs us and with the user's own settings; then a story and its self-test.
+    fn build_cpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
+        let quiet = self.common.quiet;
+        let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
+        command.arg("--message-format=json-render-diagnostics");
+        if quiet {
+            command.arg("--quiet");
+        }
+        // Crates from a bundle serve without any network. Without a readable PROVENANCE or store there are none.
+        let crates = Pin::load(workspace).and_then(|pin| {
+            let store = store::locate(&self.common, workspace, env)?;
+            vendor::find(&store, &pin, workspace)
+        });
+        if let Ok(Some(crates)) = crates {
+            command.args(crates.arguments());
+        }
+        command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| {
+            Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
+        })?;
+        let mut binary = None;
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines() {
+                binary = executable(&line?).or(binary);
+            }
+        }
+        check(child.wait()?, "cargo build", &CARGO_FAILED)?;
+        let binary = binary.ok_or_else(|| {
+            Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
+        })?;
+        progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
+        // A story of the built-in model first, the verdict last.
+        for (arguments, what) in [(STORY, "kiln run"), (&["selftest"], "kiln selftest")] {
+            let status =
+                Command::new(&binary).args(arguments).stdin(Stdio::null()).status().map_err(|error| {
+                    Error::new(&ENGINE_FAILED, format!("cannot start {}", binary.display())).cause(error)
+                })?;
+            check(status, what, &ENGINE_FAILED)?;
+        }
+        Ok(0)
     }
 
     fn build_gpu(&self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("build");
+        let progress = progress::on_stderr("build", self.common.quiet);
         // Spelling first: it needs no tool.
         let archs: BTreeSet<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
-        for arch in &archs {
-            let arch =
-                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
-            arch.require()?;
-            for note in &arch.decision.notes {
-                progress.note(&format!("warning: {note}"));
-            }
-        }
-        if let Some(problem) = plan.problem() {
-            return Err(problem.clone().into());
-        }
-        let gpu = GpuBuild {
-            workspace,
-            env,
-            pins: plan.pins.require()?,
-            toolchain: plan.rustc.require()?,
-            tools: plan.llc.require()?,
-            backend: plan.backend.require()?,
-            cuda: plan.cuda.require()?,
-            libclang: plan.libclang.require()?,
-        };
-        gpu.refuse_other_backend()?;
+        let gpu = GpuBuild::prepare(&plan, &archs, env, progress.as_ref())?;
         if let Some(target) = env.var("CUDA_OXIDE_TARGET") {
             let target = target.display();
-            progress.note(&format!("warning: CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
+            progress.warn(&format!("CUDA_OXIDE_TARGET={target} is ignored: --arch decides"));
         }
         let mut built = Vec::new();
         for arch in archs {
@@ -116,7 +144,8 @@ impl Build {
 }
 
 /// A GPU build whose inputs are all verified.
-struct GpuBuild<'a> {
+pub struct GpuBuild<'a> {
+    quiet: bool,
     workspace: &'a Path,
     env: &'a Env,
     pins: &'a Pins,
@@ -125,12 +154,28 @@ struct GpuBuild<'a> {
     backend: &'a Backend,
     cuda: &'a Toolkit,
     libclang: &'a LibClang,
+    /// The crates, where the store has them.
+    crates: Option<Vendored>,
 }
 
-struct Built {
-    arch: Arch,
-    binary: PathBuf,
-    ptx: Vec<(PathBuf, Ptx)>,
+/// What a GPU build made.
+#[derive(Debug)]
+pub struct Built {
+    /// For which architecture.
+    pub arch: Arch,
+    /// The program.
+    pub binary: PathBuf,
+    /// Every PTX file, as it was read and checked.
+    pub ptx: Vec<(PathBuf, Ptx)>,
+}
+
+/// The program that a build for `arch` makes in `workspace`, whether or not it is there.
+pub fn binary(workspace: &Path, arch: &Arch) -> PathBuf {
+    target(workspace, arch).join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX))
+}
+
+fn target(workspace: &Path, arch: &Arch) -> PathBuf {
+    workspace.join("target/device").join(arch.to_string())
 }
 
 /// The device workspace's manifest.
@@ -140,7 +185,51 @@ const MANIFEST: &str = "kernels/device/Cargo.toml";
 const PACKAGE: &str = "kiln-device";
 const BINARY: &str = "kiln";
 
-impl GpuBuild<'_> {
+impl<'a> GpuBuild<'a> {
+    /// Refuses unless everything in the plan is good and its llc knows `archs`; tells `progress` where their PTX does
+    /// not run. Builds nothing.
+    ///
+    /// # Errors
+    /// The first reason why a build would not start.
+    pub fn prepare(
+        plan: &'a Plan,
+        archs: &BTreeSet<Arch>,
+        env: &'a Env,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        for arch in archs {
+            let arch =
+                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
+            arch.require()?;
+            for note in &arch.decision.notes {
+                progress.warn(note);
+            }
+        }
+        if let Some(problem) = plan.problem() {
+            return Err(problem.clone().into());
+        }
+        let pins = plan.pins.require()?;
+        let gpu = GpuBuild {
+            quiet: progress.is_quiet(),
+            workspace: &plan.workspace,
+            env,
+            pins,
+            toolchain: plan.rustc.require()?,
+            tools: plan.llc.require()?,
+            backend: plan.backend.require()?,
+            cuda: plan.cuda.require()?,
+            libclang: plan.libclang.require()?,
+            crates: vendor::find(plan.store.require()?, &pins.pin, &plan.workspace)?,
+        };
+        gpu.refuse_other_backend()?;
+        Ok(gpu)
+    }
+
+    /// The llc that lowers the kernels.
+    pub fn llc(&self) -> &Tool {
+        &self.tools.llc
+    }
+
     fn refuse_other_backend(&self) -> Result<()> {
         let Some(named) = self.env.path("CUDA_OXIDE_BACKEND")? else { return Ok(()) };
         let same = fs::canonicalize(&named)
@@ -159,32 +248,60 @@ impl GpuBuild<'_> {
         .hint("run: unset CUDA_OXIDE_BACKEND"))
     }
 
-    fn build(&self, arch: &Arch) -> Result<Built> {
-        let target = self.workspace.join("target/device").join(arch.to_string());
+    /// Builds for `arch` and checks every PTX file.
+    ///
+    /// # Errors
+    /// The child fails, or its PTX is refused.
+    pub fn build(&self, arch: &Arch) -> Result<Built> {
+        let target = target(self.workspace, arch);
+        let files = self.ptx_in(arch, &target)?;
+        let mut checked = Vec::new();
+        for path in files {
+            let ptx = self.check(arch, &path, &fs::read_to_string(&path)?)?;
+            checked.push((path, ptx));
+        }
+        if let Some(folder) = checked.first().and_then(|(path, _)| path.parent()) {
+            let files: Vec<PathBuf> = checked.iter().map(|(path, _)| path.clone()).collect();
+            PtxRecord::write(folder, &arch.to_string(), self.backend.library_sha256, &files)?;
+        }
+        Ok(Built { arch: *arch, binary: binary(self.workspace, arch), ptx: checked })
+    }
+
+    /// Builds in the target folder `target` and returns the PTX files, which are not checked yet.
+    ///
+    /// # Errors
+    /// The child fails, or there are none.
+    pub(crate) fn ptx_in(&self, arch: &Arch, target: &Path) -> Result<Vec<PathBuf>> {
         let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
         fs::create_dir_all(&ptx_folder)?;
-        self.run(arch, &target, &ptx_folder)?;
-        let mut files = ptx_files(&ptx_folder)?;
+        for path in ptx_record::drop_changed(&ptx_folder)? {
+            eprintln!("warning: {} was changed since it was built: it is made again", path.display());
+        }
+        self.run(arch, target, &ptx_folder)?;
+        let mut files = scan::in_folder(&ptx_folder)?;
         if files.is_empty() {
             // Cargo found everything fresh, but the PTX of that build was removed since: compile once more.
-            self.clean(&target)?;
-            self.run(arch, &target, &ptx_folder)?;
-            files = ptx_files(&ptx_folder)?;
+            self.clean(target)?;
+            self.run(arch, target, &ptx_folder)?;
+            files = scan::in_folder(&ptx_folder)?;
         }
         if files.is_empty() {
             return Err(Error::new(&NO_PTX, format!("there is no .ptx file in {}", ptx_folder.display()))
                 .hint(format!("run: rm -r {}, and build again", target.display())));
         }
+        Ok(files)
+    }
+
+    /// Reads and checks `text`, the content of the PTX file `path`.
+    ///
+    /// # Errors
+    /// It is not what a build for `arch` must give.
+    pub fn check(&self, arch: &Arch, path: &Path, text: &str) -> Result<Ptx> {
         let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
         let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
-        let mut checked = Vec::new();
-        for path in files {
-            let ptx = Ptx::parse(&fs::read_to_string(&path)?);
-            ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
-            checked.push((path, ptx));
-        }
-        let binary = target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX));
-        Ok(Built { arch: *arch, binary, ptx: checked })
+        let ptx = Ptx::parse(text);
+        ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
+        Ok(ptx)
     }
 
     /// A hash of everything but the sources that decides the PTX. It names the PTX folder, which cargo-oxide hashes into
@@ -206,6 +323,10 @@ impl GpuBuild<'_> {
         command.env("RUSTC_BOOTSTRAP", "1");
         command.env("CUDA_TOOLKIT_PATH", &self.cuda.root).env("LIBCLANG_PATH", &self.libclang.folder);
         command.env("LIBRARY_PATH", library_path(&self.cuda.link, self.env)?);
+        if let Some(crates) = &self.crates {
+            let home = self.workspace.join("target/device/cargo-home");
+            command.env("CARGO_HOME", crates.cargo_home(&home, self.env)?);
+        }
         Ok(command)
     }
 
@@ -220,6 +341,9 @@ impl GpuBuild<'_> {
         }
         command.arg("--cargo-target-dir").arg(target);
         command.args(["--", "--manifest-path", MANIFEST, "--release", "--locked"]);
+        if self.quiet {
+            command.arg("--quiet");
+        }
         // Its banner is for people; standard output is for our own result.
         command.stdout(Stdio::from(std::io::stderr()));
         succeed(&mut command, "cargo oxide build")
@@ -246,45 +370,8 @@ fn library_path(link: &Path, env: &Env) -> Result<OsString> {
     })
 }
 
-fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|end| end == "ptx") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// The CPU engine, by the Cargo that runs us and with the user's own settings, and then its self-test.
-fn build_cpu(workspace: &Path, env: &Env) -> Result<u8> {
-    let cargo = env.var("CARGO").unwrap_or("cargo".as_ref());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--locked", "-p", "kiln-engine", "--bin", BINARY]);
-    command.arg("--message-format=json-render-diagnostics");
-    command.current_dir(workspace).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| {
-        Error::new(&CARGO_FAILED, format!("cannot start {}", cargo.display())).cause(error)
-    })?;
-    let mut binary = None;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).lines() {
-            binary = executable(&line?).or(binary);
-        }
-    }
-    check(child.wait()?, "cargo build", &CARGO_FAILED)?;
-    let binary = binary.ok_or_else(|| {
-        Error::new(&CARGO_FAILED, "cargo build reported no executable `kiln`").with_exit(Exit::Internal)
-    })?;
-    progress::on_stderr("build").note(&format!("built {}", binary.display()));
-    let status = Command::new(&binary).arg("selftest").stdin(Stdio::null()).status().map_err(|error| {
-        Error::new(&SELFTEST_FAILED, format!("cannot start {}", binary.display())).cause(error)
-    })?;
-    check(status, "kiln selftest", &SELFTEST_FAILED)?;
-    Ok(0)
-}
+/// The same story everywhere: the same seed gives the same bits.
+const STORY: &[&str] = &["run", "-n", "96", "--seed", "1"];
 
 /// The program that one of Cargo's JSON messages names.
 fn executable(line: &str) -> Option<PathBuf> {

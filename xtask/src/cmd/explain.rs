@@ -17,22 +17,40 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::arch::CODES,
         crate::archive::CODES,
         crate::backend::CODES,
+        crate::bundle::CODES,
         crate::cargo_config::CODES,
         crate::child::CODES,
+        crate::checkout::CODES,
+        crate::cli::CODES,
         crate::cuda::CODES,
+        crate::cuda_wheels::CODES,
         crate::download::CODES,
         crate::error::CODES,
         crate::host_config::CODES,
         crate::llc::CODES,
+        crate::model::CODES,
         crate::nar::CODES,
         crate::patch::CODES,
         crate::pin::CODES,
+        crate::probe::CODES,
         crate::ptx::CODES,
+        crate::ptx::driver::CODES,
+        crate::ptx::record::CODES,
+        crate::ptx::scan::CODES,
+        crate::ptx::table::CODES,
+        crate::ptx::usage::CODES,
+        crate::repin::CODES,
+        crate::roots::CODES,
         crate::selection::CODES,
         crate::source::CODES,
         crate::store::CODES,
         crate::toolchain::CODES,
+        crate::vendor::CODES,
         super::build::CODES,
+        super::gate::CODES,
+        super::model::CODES,
+        super::ptx::CODES,
+        super::verify::CODES,
         CODES,
     ];
     let mut codes: Vec<_> = modules.into_iter().flatten().copied().collect();
@@ -47,6 +65,10 @@ pub fn all_codes() -> Vec<&'static Code> {
 pub struct Explain {
     /// The code, for example KILN-0911 (or 911)
     code: Option<String>,
+
+    /// Print docs/errors.md: all codes with their explanations
+    #[arg(long, conflicts_with = "code")]
+    markdown: bool,
 }
 
 impl Explain {
@@ -56,6 +78,10 @@ impl Explain {
     /// There is no such code.
     pub fn run(self) -> Result<u8> {
         let codes = all_codes();
+        if self.markdown {
+            output::line(markdown(&codes).trim_end())?;
+            return Ok(0);
+        }
         let Some(asked) = self.code else {
             for code in codes {
                 output::line(&format!("{}  {}", code.id, code.title))?;
@@ -78,6 +104,25 @@ impl Explain {
     }
 }
 
+/// The page of all codes.
+pub fn markdown(codes: &[&Code]) -> String {
+    let mut text = String::from(
+        "<!-- Made from the source: cargo xtask explain --markdown > docs/errors.md -->\n\n# Error codes\n\n\
+         Every error prints its code, what was found and expected, and a hint. `cargo xtask explain CODE` prints the same \
+         text as this page.\n",
+    );
+    for code in codes {
+        text.push_str(&format!(
+            "\n## {}: {}\n\n{}\n\nExit code: {}\n",
+            code.id,
+            code.title,
+            code.explanation,
+            meaning(code.exit)
+        ));
+    }
+    text
+}
+
 fn meaning(exit: Exit) -> String {
     let text = match exit {
         Exit::Machine => "you or the machine must change something",
@@ -93,6 +138,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_committed_page_is_what_the_source_says() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/errors.md");
+        let committed = fs_err::read_to_string(page).unwrap_or_default();
+        assert!(
+            committed == markdown(&all_codes()),
+            "docs/errors.md is not up to date; run: cargo xtask explain --markdown > docs/errors.md"
+        );
+    }
+
+    #[test]
+    fn every_module_that_declares_codes_is_listed() {
+        let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+        let listed: Vec<_> = all_codes().iter().map(|code| code.id).collect();
+        while let Some(folder) = folders.pop() {
+            for entry in fs_err::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = fs_err::read_to_string(&path).unwrap_or_default();
+                for line in text.lines().filter(|line| line.starts_with("    ")) {
+                    let declared = line.split_once(" = \"KILN-").filter(|(name, _)| {
+                        name.trim_start().bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+                    });
+                    let Some((_, rest)) = declared else { continue };
+                    let id = format!("KILN-{}", &rest[..4]);
+                    assert!(listed.contains(&id.as_str()), "{id} of {} is not in all_codes", path.display());
+                }
+            }
+        }
+    }
+
+    #[test]
     fn codes_are_unique_and_well_formed() {
         let codes = all_codes();
         for pair in codes.windows(2) {
@@ -102,6 +181,7 @@ mod tests {
             let digits = code.id.strip_prefix("KILN-").unwrap();
             assert!(digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{}", code.id);
             assert!(!code.title.ends_with('.') && code.explanation.ends_with(['.', '`']), "{}", code.id);
+            assert!(code.explanation.len() > 60, "{}: too short to say why and how to mend it", code.id);
         }
     }
 }

@@ -3,21 +3,29 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::backend;
+use crate::bundle::Bundle;
 use crate::checkout::{self, LINK};
+use crate::checkpoint;
 use crate::cli::Common;
+use crate::cuda_wheels;
 use crate::decision::{Problem, Thoroughness};
 use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::error::{ACCESS, Error, READ_ONLY, Result};
+use crate::hash::Sha256;
 use crate::host_config;
+use crate::inventory;
 use crate::output;
-use crate::plan::{self, Plan, Request};
+use crate::plan::{self, Pins, Plan, Request};
 use crate::progress::{self, Progress};
+use crate::roots::Root;
 use crate::selection::Selection;
 use crate::source::{self, Origin};
-use crate::toolchain::NO_RUSTC_DEV;
+use crate::store::{Kind, Store};
+use crate::toolchain::{NO_RUSTC_DEV, Toolchain};
+use crate::vendor::{self, Locks};
 
 /// Fetch, verify, patch and build the pinned backend, and configure this checkout for it
 ///
@@ -34,6 +42,19 @@ pub struct Setup {
     #[arg(long, value_name = "ARCHIVE|DIR|GIT-REPO")]
     source: Option<PathBuf>,
 
+    /// Take source and crates from a file that `bundle` wrote, and use no network
+    #[arg(long, value_name = "FILE", conflicts_with = "source")]
+    bundle: Option<PathBuf>,
+
+    /// The sha256 that the bundle must have; then a built backend in it is used instead of building one
+    #[arg(long, value_name = "HASH", requires = "bundle")]
+    bundle_sha256: Option<Sha256>,
+
+    /// Also lay a CUDA toolkit's parts into the store, from NVIDIA's Python wheels through pip: for machines without a
+    /// toolkit. They are NVIDIA's, under NVIDIA's licence
+    #[arg(long, value_name = "wheels")]
+    cuda: Option<CudaParts>,
+
     /// Use no network: the source must be in the store or given, the crates in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
@@ -43,18 +64,28 @@ pub struct Setup {
     dry_run: bool,
 }
 
+/// Where CUDA toolkit parts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CudaParts {
+    /// NVIDIA's Python wheels that PROVENANCE pins
+    Wheels,
+}
+
 impl Setup {
     /// Runs the verb.
     ///
     /// # Errors
     /// Whatever stands in the way; what was published before stays and is used by the next run.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let progress = progress::on_stderr("setup");
+        let progress = progress::on_stderr("setup", self.common.quiet);
         let offline = self.offline
+            || self.bundle.is_some()
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
-        let origin = match &self.source {
-            Some(path) => Origin::of(&env.absolute(path)?)?,
-            None => Origin::Repository,
+        let bundle = self.bundle.as_ref().map(|path| env.absolute(path)).transpose()?;
+        let origin = match (&self.source, &bundle) {
+            (Some(path), _) => Origin::of(&env.absolute(path)?)?,
+            (None, Some(path)) => Origin::Archive(path.clone()),
+            (None, None) => Origin::Repository,
         };
         let request = Request::new(&self.common, Thoroughness::First);
         let mut plan = Plan::resolve(&request, workspace, env);
@@ -69,9 +100,23 @@ impl Setup {
         let tools = plan.llc.require()?;
         let flags = plan.host_flags.require()?;
 
-        let steps = steps(&plan, &origin);
+        let mut steps = steps(&plan, &origin);
+        if bundle.is_some() && vendor::find(store, &pins.pin, workspace)?.is_none() {
+            steps.push("verify the crates in the bundle and lay them into the store".to_owned());
+        }
+        if self.cuda.is_some() && cuda_wheels::find(store, &pins.pin).is_none() {
+            steps.push(
+                "fetch NVIDIA's wheels with pip, verify them and lay the CUDA toolkit parts".to_owned(),
+            );
+        }
+        let root = root(pins, toolchain, workspace)?;
+        if !self.dry_run {
+            store.sweep();
+        }
         if steps.is_empty() {
+            let _lock = checkout::lock(workspace, progress.as_ref())?;
             remember(&plan, workspace)?;
+            note_root(&root, store, progress.as_ref())?;
             output::line("setup: everything is in place, nothing was done")?;
             return Ok(0);
         }
@@ -82,31 +127,71 @@ impl Setup {
             return Ok(0);
         }
 
+        // Until the end nothing of this store is removed, whether or not a checkout is noted for it already.
+        let _in_use = store.lock_shared(inventory::GC_LOCK, &|text| progress.note(text))?;
+        if self.cuda.is_some() {
+            let parts = cuda_wheels::make(&pins.pin, store, offline, env, progress.as_ref())?;
+            output::line(&format!("cuda      {}", parts.root.display()))?;
+            output::line(&format!("licence   NVIDIA's CUDA Toolkit: {}", parts.licence))?;
+        }
+        let bundle = match bundle {
+            Some(path) => {
+                progress.note(&format!("unpacking {}", path.display()));
+                Some(Bundle::open(&path, self.bundle_sha256.as_ref(), &pins.pin, store)?)
+            }
+            None => None,
+        };
+        let origin = bundle.as_ref().map_or(origin, Bundle::origin);
         let source = source::make(
             &pins.pin,
             &pins.patches,
             &source::Making { store, origin: &origin, offline, env, progress: progress.as_ref() },
         )?;
-        let backend = backend::make(&backend::Making {
+        let crates = match &bundle {
+            Some(bundle) => {
+                let locks = Locks::read(&pins.pin, &pins.pin.source.workspace(&source.tree), workspace)?;
+                Some(vendor::install(&locks, bundle.crates(), &pins.pin, store, progress.as_ref())?)
+            }
+            None => vendor::find(store, &pins.pin, workspace)?,
+        };
+        let making = backend::Making {
             store,
             pin: &pins.pin,
             patches: &pins.patches,
             source: &source,
             toolchain,
             tools,
+            crates: crates.as_ref(),
             offline,
             env,
             progress: progress.as_ref(),
-        })?;
+        };
+        let built = bundle.as_ref().and_then(Bundle::backend);
+        let backend = match (built, &self.bundle_sha256) {
+            (Some(folder), Some(_)) => backend::import(&folder, &making)?,
+            (Some(_), None) => {
+                progress.note(
+                    "the bundle's backend is not used, since only --bundle-sha256 says which bundle is meant",
+                );
+                backend::make(&making)?
+            }
+            (None, _) => backend::make(&making)?,
+        };
+        let lock = checkout::lock(workspace, progress.as_ref())?;
+        checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
+        checkpoint::pass("configuring", env);
         let written = host_config::write(
             &checkout::host_config_path(workspace),
             &plan::host_config(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
-            progress.note(&format!("warning: {warning}"));
+            progress.warn(warning);
         }
+        checkpoint::pass("selecting", env);
         remember(&plan, workspace)?;
+        root.register(store)?;
+        drop(lock);
 
         // The same resolver that `build` and `doctor` use has the last word.
         let plan = Plan::resolve(&request, workspace, env);
@@ -143,6 +228,32 @@ fn steps(plan: &Plan, origin: &Origin) -> Vec<String> {
         steps.push(format!("write .cargo/cuda-oxide.toml and {LINK}: {reason}"));
     }
     steps
+}
+
+/// What this checkout uses of the store.
+fn root(pins: &Pins, toolchain: &Toolchain, workspace: &Path) -> Result<Root> {
+    let source = pins.source_key();
+    let mut entries = vec![
+        (Kind::Pristine, source::pristine_key(&pins.pin.source)),
+        (Kind::Backend, backend::key(&pins.pin, &source, toolchain)),
+        (Kind::Source, source),
+        (Kind::Vendor, vendor::key(&pins.pin, workspace)?),
+    ];
+    entries.extend(cuda_wheels::key(&pins.pin).map(|key| (Kind::Cuda, key)));
+    Ok(Root::new(workspace, pins.pin.source.revision.as_str(), &entries))
+}
+
+/// Notes the checkout where nothing else was to be done; a store that cannot be written serves all the same.
+fn note_root(root: &Root, store: &Store, progress: &dyn Progress) -> Result<()> {
+    match root.register(store) {
+        Err(error) if [&READ_ONLY, &ACCESS].iter().any(|code| std::ptr::eq(error.code(), *code)) => {
+            progress.note(&format!(
+                "this checkout is not noted in the store, whose gc will not know of it: {error}"
+            ));
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// Remembers the store and the toolchain for the other verbs.

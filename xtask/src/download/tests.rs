@@ -436,9 +436,10 @@ fn a_silent_server_is_given_up() {
     };
     let server = Server::new(vec![silent(), Answer::Stall(Vec::new())]);
     let target = Target::new();
-    let request = Download { stall: Duration::from_millis(80), attempts: 1, ..server.request() };
+    // Long enough for the answer of a busy machine, short enough to wait for twice.
+    let request = Download { stall: Duration::from_secs(1), attempts: 1, ..server.request() };
     let said = target.get(&request).unwrap_err().to_string();
-    assert!(said.contains("went silent for 0.08 s after 100004 of 200004 bytes"), "{said}");
+    assert!(said.contains("went silent for 1 s after 100004 of 200004 bytes"), "{said}");
     let error = target.get(&request).unwrap_err();
     assert_eq!(error.code().id, UNREACHABLE.id);
     assert!(error.to_string().contains("gave no answer in time"), "{error}");

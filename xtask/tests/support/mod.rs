@@ -1,12 +1,18 @@
 //! A world for tests of the whole program: a checkout, a store, a small upstream that really compiles, a sysroot whose
 //! rustc pretends to load the backend, and LLVM tools that pretend to lower.
 
+// Every test program compiles this module for itself and uses a part of it.
+#![allow(dead_code)]
+
+pub mod server;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
+use flate2::write::GzEncoder;
 use tempfile::TempDir;
 use xtask::hash::Sha256;
 
@@ -28,6 +34,8 @@ pub struct World {
     root: PathBuf,
     /// Set for every run.
     pub variables: Vec<(String, String)>,
+    /// The patches that [`World::pin`] lists, in order.
+    pub patches: Vec<&'static str>,
 }
 
 /// A finished run.
@@ -67,7 +75,8 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join(name);
         fs::create_dir_all(&root).unwrap();
-        let world = World { _folder: folder, root, variables: Vec::new() };
+        let world =
+            World { _folder: folder, root, variables: Vec::new(), patches: vec!["0001-change.patch"] };
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/synthetic"), &world.path("upstream"));
         fs::remove_file(world.path("upstream/change.patch")).unwrap();
         for folder in ["work/kernels/device", "work/backend-patches", "work/.cargo", "home/.cargo", "bin"] {
@@ -82,11 +91,19 @@ impl World {
         world
     }
 
-    /// Writes PROVENANCE for the upstream and the patch as they are now.
+    /// Writes PROVENANCE for the upstream and the patches as they are now.
     pub fn pin(&self) {
         let tree = xtask::nar::hash_tree(&self.path("upstream")).unwrap();
         let lock = Sha256::of(&fs::read(self.path("upstream/Cargo.lock")).unwrap());
-        let patch = Sha256::of(&fs::read(self.path("work/backend-patches/0001-change.patch")).unwrap());
+        let patches: String = self
+            .patches
+            .iter()
+            .map(|file| {
+                let bytes = fs::read(self.path(&format!("work/backend-patches/{file}"))).unwrap();
+                let sha256 = Sha256::of(&bytes);
+                format!("[[patch]]\nfile = \"{file}\"\nsha256 = \"{sha256}\"\nreason = \"a test\"\n\n")
+            })
+            .collect();
         let field = |name: &str| {
             let prefix = format!("{name}: ");
             RUSTC.1.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap().to_owned()
@@ -101,12 +118,7 @@ cargo-oxide = "crates/cargo-oxide"
 lock = "Cargo.lock"
 lock-sha256 = "{lock}"
 
-[[patch]]
-file = "0001-change.patch"
-sha256 = "{patch}"
-reason = "a test"
-
-[toolchain]
+{patches}[toolchain]
 channel = "{}"
 commit-hash = "{}"
 components = ["rustc-dev"]
@@ -156,12 +168,20 @@ esac
         }
     }
 
+    /// Gives the machine one card.
+    pub fn lay_card(&self) {
+        let smi = "#!/bin/sh\ncase $1 in\n--query-gpu*) echo 'NVIDIA H200, 9.0, 580.65.06' ;;\n*) echo 'CUDA Version: 13.0 ' ;;\nesac\n";
+        self.script("bin/nvidia-smi", smi);
+    }
+
     fn lay_cuda(&self) {
         fs::create_dir_all(self.path("cuda/include")).unwrap();
         fs::write(self.path("cuda/include/cuda.h"), "#define CUDA_VERSION 13000\n").unwrap();
         fs::create_dir_all(self.path("cuda/lib64/stubs")).unwrap();
         fs::write(self.path("cuda/lib64/stubs/libcuda.so"), "").unwrap();
-        self.script("cuda/bin/ptxas", "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n");
+        self.script("cuda/bin/ptxas", PTXAS);
+        // The machine's own card must not count.
+        self.script("bin/nvidia-smi", "#!/bin/sh\necho 'No devices were found'\nexit 6\n");
         fs::write(self.path("cuda/libclang.so"), "").unwrap();
     }
 
@@ -174,6 +194,30 @@ esac
         fs::write(&fresh, text).unwrap();
         fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(fresh, path).unwrap();
+    }
+
+    /// Replaces text in a file; it must be there.
+    #[track_caller]
+    pub fn edit(&self, path: &str, from: &str, to: &str) {
+        let text = fs::read_to_string(self.path(path)).unwrap();
+        assert!(text.contains(from), "{path} does not hold {from:?}:\n{text}");
+        fs::write(self.path(path), text.replace(from, to)).unwrap();
+    }
+
+    /// The upstream as its host would pack it: below one folder, with the revision as the global comment.
+    pub fn archive(&self, comment: &str, level: u32) -> Vec<u8> {
+        let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), flate2::Compression::new(level)));
+        tar.follow_symlinks(false);
+        // `52 comment=<revision>`: the length counts itself.
+        let record = format!("{} comment={comment}\n", comment.len() + 12);
+        let mut global = tar::Header::new_ustar();
+        global.set_path("pax_global_header").unwrap();
+        global.set_entry_type(tar::EntryType::XGlobalHeader);
+        global.set_size(record.len() as u64);
+        global.set_cksum();
+        tar.append(&global, record.as_bytes()).unwrap();
+        tar.append_dir_all(format!("upstream-{REVISION}"), self.path("upstream")).unwrap();
+        tar.into_inner().unwrap().finish().unwrap()
     }
 
     /// A path in this world.
@@ -256,6 +300,26 @@ cat > "$out" <<PTX
 PTX
 "#
     )
+}
+
+/// Answers as ptxas 13.0: every entry needs 12 registers, and spills as many bytes as `spill` beside `bin` says.
+const PTXAS: &str = r#"#!/bin/sh
+case $1 in
+    --version) echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit 0 ;;
+    -v) ;;
+    *) exit 1 ;;
+esac
+spill=$(cat "${0%/bin/ptxas}/spill" 2>/dev/null || echo 0)
+sed -n 's/^[.]visible [.]entry \([^(]*\)(.*/\1/p' "$3" | while read -r entry; do
+    echo "ptxas info    : Compiling entry function '$entry' for '${2#-arch=}'"
+    echo "ptxas info    : Function properties for $entry"
+    echo "    0 bytes stack frame, $spill bytes spill stores, $spill bytes spill loads"
+    echo "ptxas info    : Used 12 registers, used 0 barriers"
+done >&2
+"#;
+/// Says on the real standard error, which the test harness does not keep back, that a test was skipped and why.
+pub fn skipped(test: &str, why: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED {test}: {why}\n").as_bytes());
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -95,7 +95,7 @@ pub unsafe fn attend<V: Vector, const COUNT: usize>(
                 }
             }
         }
-        for query in 0..COUNT {
+        for (query, inverse) in inverses.into_iter().enumerate() {
             let partials = partials.as_ptr().add(query * LANES * width);
             for start in (0..width).step_by(V::N) {
                 let at = |residue: usize| V::load(partials.add(residue * width + start));
@@ -108,7 +108,7 @@ pub unsafe fn attend<V: Vector, const COUNT: usize>(
                     distance /= 2;
                 }
                 let out = out.as_mut_ptr().add(query * width + start);
-                sums[0].mul(V::splat(inverses[query])).store(out);
+                sums[0].mul(V::splat(inverse)).store(out);
             }
         }
     }

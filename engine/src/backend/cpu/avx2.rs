@@ -28,11 +28,6 @@ pub unsafe fn panel<P: Packing>(
     let quants = panel.as_ptr();
     // SAFETY (of all pointers below): inside the panel or the column by the contract on their lengths.
     let meta = unsafe { quants.add(parts * f.quant_bytes()) };
-    for partial in &mut partials.0[..columns.len()] {
-        for lane in &mut partial[parts.min(LANES)..] {
-            *lane = [0.0; ROWS];
-        }
-    }
     let low = _mm256_set1_epi8(15);
     let ones = _mm256_set1_epi16(1);
     let sign = _mm256_set1_epi8(-128);
@@ -55,8 +50,8 @@ pub unsafe fn panel<P: Packing>(
                 let second = f.halves as usize;
                 let bytes = quants.add(index * f.quant_bytes() + 32 * eight);
                 let mut w = [_mm256_setzero_si256(); 8];
-                for group in 0..8 {
-                    w[group] = if f.nibble {
+                for (group, w) in w.iter_mut().enumerate() {
+                    *w = if f.nibble {
                         let both = _mm256_loadu_si256(bytes.add(group % 4 * 64).cast());
                         let code = if group < 4 { both } else { _mm256_srli_epi16::<4>(both) };
                         let code = _mm256_and_si256(code, low);
@@ -74,12 +69,12 @@ pub unsafe fn panel<P: Packing>(
                     let mut dots = [_mm256_setzero_si256(); 2];
                     for half in 0..2 {
                         let mut dot = _mm256_setzero_si256();
-                        for k in 4 * half..4 * half + 4 {
+                        for (k, w) in w.iter().enumerate().skip(4 * half).take(4) {
                             if small {
-                                dot = _mm256_add_epi16(dot, _mm256_maddubs_epi16(w[k], word(k)));
+                                dot = _mm256_add_epi16(dot, _mm256_maddubs_epi16(*w, word(k)));
                             } else {
-                                let signed = _mm256_sign_epi8(word(k), w[k]);
-                                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[k]), signed);
+                                let signed = _mm256_sign_epi8(word(k), *w);
+                                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(*w), signed);
                                 dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, ones));
                             }
                         }
@@ -124,8 +119,14 @@ pub unsafe fn panel<P: Packing>(
     }
     for (partial, result) in partials.0.iter().zip(results).take(columns.len()) {
         for eight in 0..2 {
-            // SAFETY: a lane is 16 aligned floats.
-            let lane = |lane: usize| unsafe { _mm256_load_ps(partial[lane].as_ptr().add(8 * eight)) };
+            // Lanes without a part are +0, and were not written. SAFETY: a lane is 16 aligned floats.
+            let lane = |lane: usize| {
+                if lane < parts {
+                    unsafe { _mm256_load_ps(partial[lane].as_ptr().add(8 * eight)) }
+                } else {
+                    _mm256_setzero_ps()
+                }
+            };
             let mut sums = [_mm256_setzero_ps(); LANES / 2];
             for (i, sum) in sums.iter_mut().enumerate() {
                 *sum = _mm256_add_ps(lane(i), lane(i + LANES / 2));

@@ -28,11 +28,6 @@ pub unsafe fn panel<P: Packing>(
     let quants = panel.as_ptr();
     // SAFETY (of all pointers below): inside the panel or the column by the contract on their lengths.
     let meta = unsafe { quants.add(parts * f.quant_bytes()) };
-    for partial in &mut partials.0[..columns.len()] {
-        for lane in &mut partial[parts.min(LANES)..] {
-            *lane = [0.0; ROWS];
-        }
-    }
     let low = _mm512_set1_epi8(15);
     // SAFETY: 16 bytes are there.
     let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(BIASED_TABLE.as_ptr().cast()) });
@@ -56,8 +51,8 @@ pub unsafe fn panel<P: Packing>(
                 _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(AHEAD + 64 * line).cast());
             }
             let mut w = [_mm512_setzero_si512(); 8];
-            for group in 0..8 {
-                w[group] = if f.nibble {
+            for (group, w) in w.iter_mut().enumerate() {
+                *w = if f.nibble {
                     let both = _mm512_loadu_si512(bytes.add(group % 4 * 64).cast());
                     let code =
                         _mm512_and_si512(if group < 4 { both } else { _mm512_srli_epi16::<4>(both) }, low);
@@ -71,11 +66,12 @@ pub unsafe fn panel<P: Packing>(
                 let word = |group: usize| _mm512_set1_epi32(y.add(4 * group).cast::<i32>().read_unaligned());
                 let y_scale = _mm512_set1_ps(*column.scales.get_unchecked(index));
                 let sums = *column.sums.get_unchecked(index);
-                // The bias first: the dots of the stored quants then count up to the dots of the quants.
-                let mut dots = if f.bias == 0 {
-                    [_mm512_setzero_si512(); 2]
-                } else {
+                let total = || _mm512_set1_epi32(*column.totals.get_unchecked(index));
+                // The dots of the stored quants, less the bias times the sum, are the dots of the quants.
+                let mut dots = if f.halves && f.bias != 0 {
                     sums.map(|sum| _mm512_set1_epi32(-f.bias * sum))
+                } else {
+                    [_mm512_setzero_si512(); 2]
                 };
                 for k in 0..4 {
                     dots[0] = _mm512_dpbusd_epi32(dots[0], w[k], word(k));
@@ -87,7 +83,10 @@ pub unsafe fn panel<P: Packing>(
                         _mm512_mullo_epi32(factor(1), dots[1]),
                     )
                 } else {
-                    let dot = _mm512_add_epi32(dots[0], dots[1]);
+                    let mut dot = _mm512_add_epi32(dots[0], dots[1]);
+                    if f.bias != 0 {
+                        dot = _mm512_sub_epi32(dot, _mm512_mullo_epi32(total(), _mm512_set1_epi32(f.bias)));
+                    }
                     if f.factors { _mm512_mullo_epi32(factor(0), dot) } else { dot }
                 };
                 let lane = partial.get_unchecked_mut(index % LANES).as_mut_ptr();
@@ -101,7 +100,7 @@ pub unsafe fn panel<P: Packing>(
                             _mm512_mullo_epi32(factor(first + 1), _mm512_set1_epi32(sums[1])),
                         )
                     } else {
-                        let sum = _mm512_set1_epi32(sums[0] + sums[1]);
+                        let sum = total();
                         if f.factors { _mm512_mullo_epi32(factor(first), sum) } else { sum }
                     };
                     p = _mm512_fmadd_ps(_mm512_mul_ps(min, y_scale), _mm512_cvtepi32_ps(integer), p);
@@ -111,8 +110,10 @@ pub unsafe fn panel<P: Packing>(
         }
     }
     for (partial, result) in partials.0.iter().zip(results).take(columns.len()) {
-        // SAFETY: a lane is 16 aligned floats.
-        let lane = |lane: usize| unsafe { _mm512_load_ps(partial[lane].as_ptr()) };
+        // Lanes without a part are +0, and were not written. SAFETY: a lane is 16 aligned floats.
+        let lane = |lane: usize| {
+            if lane < parts { unsafe { _mm512_load_ps(partial[lane].as_ptr()) } } else { _mm512_setzero_ps() }
+        };
         let mut sums = [_mm512_setzero_ps(); LANES / 2];
         for (i, sum) in sums.iter_mut().enumerate() {
             *sum = _mm512_add_ps(lane(i), lane(i + LANES / 2));

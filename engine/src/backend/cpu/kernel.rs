@@ -8,7 +8,9 @@ use std::fmt;
 use kiln_kernels::attention::{self, Rows};
 use kiln_kernels::{Host, HostLanes, LANES, math};
 
-use super::attend::{self, Heads};
+#[cfg(target_arch = "x86_64")]
+use super::attend;
+use super::attend::Heads;
 use super::panel::{Column, Format, Partials, ROWS};
 use super::portable;
 use crate::error::{Error, Result};
@@ -20,6 +22,8 @@ use crate::quant;
 pub enum Level {
     /// What the compiler was told that every processor has.
     Portable,
+    /// NEON, which every AArch64 processor has.
+    Neon,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, VL and VNNI.
@@ -28,12 +32,13 @@ pub enum Level {
 
 impl Level {
     /// All levels, slowest first.
-    pub const ALL: [Level; 3] = [Level::Portable, Level::Avx2, Level::Avx512];
+    pub const ALL: [Level; 4] = [Level::Portable, Level::Neon, Level::Avx2, Level::Avx512];
 
     /// Whether this processor has the level.
     pub fn is_available(self) -> bool {
         match self {
             Level::Portable => true,
+            Level::Neon => cfg!(target_arch = "aarch64"),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => {
                 std::is_x86_feature_detected!("avx2")
@@ -78,6 +83,7 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Level::Portable => "portable",
+            Level::Neon => "neon",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
         })
@@ -168,7 +174,10 @@ pub fn panel(
     results: &mut [[f32; ROWS]],
 ) {
     let fits = columns.iter().all(|column| {
-        column.quants.len() == parts * 32 && column.scales.len() == parts && column.sums.len() == parts
+        column.quants.len() == parts * 32
+            && column.scales.len() == parts
+            && column.sums.len() == parts
+            && column.totals.len() == parts
     });
     assert!(
         fits && columns.len() <= partials.0.len() && columns.len() <= results.len(),
@@ -184,8 +193,11 @@ pub fn panel(
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
-            #[cfg(not(target_arch = "x86_64"))]
-            Level::Avx2 | Level::Avx512 => panic!("{level} is not available"),
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
+            Level::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
+            #[allow(unreachable_patterns)]
+            _ => panic!("{level} is not available"),
         }
     })
 }
@@ -211,7 +223,7 @@ macro_rules! leveled {
             fn avx512($($arg: $type),*) $(-> $out)? { walk($($arg),*) }
 
             match level {
-                Level::Portable => walk($($arg),*),
+                Level::Portable | Level::Neon => walk($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: a level is only used where `is_available` holds.
                 Level::Avx2 => unsafe { avx2($($arg),*) },
@@ -245,12 +257,19 @@ leveled! {
 }
 
 leveled! {
-    /// Quantises `x` and sums the quants of each half of a part.
-    pub fn quantise(x: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [[i32; 2]]) {
+    /// Quantises `x` and sums the quants of each half of a part and of the part.
+    pub fn quantise(
+        x: &[f32],
+        quants: &mut [i8],
+        scales: &mut [f32],
+        sums: &mut [[i32; 2]],
+        totals: &mut [i32],
+    ) {
         kiln_kernels::quantize_q8(Host, x, quants, scales);
-        for (half, sums) in quants.as_chunks::<32>().0.iter().zip(sums) {
+        for ((half, sums), total) in quants.as_chunks::<32>().0.iter().zip(sums).zip(totals) {
             let sum = |half: &[i8]| half.iter().map(|q| i32::from(*q)).sum();
             *sums = [sum(&half[..16]), sum(&half[16..])];
+            *total = sums[0] + sums[1];
         }
     }
 }
@@ -316,7 +335,7 @@ pub fn attend(
 ) {
     let width = heads.width;
     let vector = match level {
-        Level::Portable => 0,
+        Level::Portable | Level::Neon => 0,
         Level::Avx2 => 32,
         Level::Avx512 => 64,
     };

@@ -177,6 +177,7 @@ pub struct Activations {
     quants: Vec<i8>,
     scales: Vec<f32>,
     sums: Vec<[i32; 2]>,
+    totals: Vec<i32>,
 }
 
 impl Activations {
@@ -187,12 +188,13 @@ impl Activations {
             quants: vec![0; values],
             scales: vec![0.0; values / PART],
             sums: vec![[0; 2]; values / PART],
+            totals: vec![0; values / PART],
         }
     }
 
     /// Bytes of room for `values` floats.
     pub fn bytes(values: u64) -> u64 {
-        values * 5 + values / PART as u64 * 12
+        values * 5 + values / PART as u64 * 16
     }
 
     fn column(&self, index: usize, width: usize) -> Column<'_> {
@@ -201,6 +203,7 @@ impl Activations {
             quants: &self.quants[index * width..(index + 1) * width],
             scales: &self.scales[index * parts..(index + 1) * parts],
             sums: &self.sums[index * parts..(index + 1) * parts],
+            totals: &self.totals[index * parts..(index + 1) * parts],
         }
     }
 
@@ -217,18 +220,19 @@ impl Activations {
     ) {
         let (values, quants) = (Disjoint::new(&mut self.values), Disjoint::new(&mut self.quants));
         let (scales, sums) = (Disjoint::new(&mut self.scales), Disjoint::new(&mut self.sums));
+        let totals = Disjoint::new(&mut self.totals);
         pool.for_each(count, 1, |_, range| {
             for column in range {
                 let parts = width / PART;
                 let (whole, part) =
                     (column * width..(column + 1) * width, column * parts..(column + 1) * parts);
-                // SAFETY: each column is its own part of all four.
+                // SAFETY: each column is its own part of all five.
                 unsafe {
                     let values = values.part(whole.clone());
                     fill(column, values);
                     if width.is_multiple_of(PART) {
-                        let (scales, sums) = (scales.part(part.clone()), sums.part(part));
-                        kernel::quantise(level, values, quants.part(whole), scales, sums);
+                        let (scales, sums) = (scales.part(part.clone()), sums.part(part.clone()));
+                        kernel::quantise(level, values, quants.part(whole), scales, sums, totals.part(part));
                     }
                 }
             }

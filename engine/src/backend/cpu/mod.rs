@@ -3,6 +3,7 @@
 //! Bits do not depend on the level of instructions, the number of threads or the batches: every number is made by one
 //! chain of rounded operations that the walks define, and threads only share out whole numbers.
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod attend;
 mod kernel;
 mod matrix;
@@ -14,9 +15,11 @@ mod portable;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod vector;
 
 pub use kernel::Level;
@@ -33,6 +36,11 @@ use pool::{Disjoint, Pool};
 
 /// The largest number of threads that can be asked for.
 pub const MAX_THREADS: usize = 512;
+
+/// The largest context that can be asked for.
+pub const MAX_CONTEXT: usize = 1 << 24;
+/// The largest batch that can be asked for.
+pub const MAX_BATCH: usize = 1 << 14;
 
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +172,12 @@ impl Cpu {
     pub fn load(model: Model, options: Options) -> Result<Cpu> {
         if options.context == 0 || options.batch == 0 {
             return Err(Error::Request("the context and the batch must be at least 1".into()));
+        }
+        if options.context > MAX_CONTEXT || options.batch > MAX_BATCH {
+            return Err(Error::Request(format!(
+                "a context of {} in batches of {}, expected at most {MAX_CONTEXT} and {MAX_BATCH}",
+                options.context, options.batch
+            )));
         }
         if options.threads == 0 || options.threads > MAX_THREADS {
             return Err(Error::Request(format!("{} threads, expected 1 to {MAX_THREADS}", options.threads)));

@@ -233,6 +233,8 @@ pub struct Column<'a> {
     pub scales: &'a [f32],
     /// The sum of the quants in each half of a part.
     pub sums: &'a [[i32; 2]],
+    /// The sum of the quants of a part.
+    pub totals: &'a [i32],
 }
 
 /// Lane partials of all rows and columns of a kernel call: scratch.

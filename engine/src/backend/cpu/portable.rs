@@ -82,14 +82,13 @@ pub fn panel<P: Packing>(
         let mut distance = LANES / 2;
         while distance > 0 {
             for lane in 0..distance {
-                for row in 0..ROWS {
-                    partial[lane][row] = Host.add(partial[lane][row], partial[lane + distance][row]);
+                let upper = partial[lane + distance];
+                for (p, q) in partial[lane].iter_mut().zip(upper) {
+                    *p = Host.add(*p, q);
                 }
             }
             distance /= 2;
         }
-        for row in 0..ROWS {
-            result[row] = canonical(partial[0][row]);
-        }
+        *result = partial[0].map(canonical);
     }
 }

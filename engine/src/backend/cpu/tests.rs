@@ -63,14 +63,15 @@ fn every_level_has_the_bits_of_the_plain_walk() {
                         (0..parts * 32).map(|_| (rng.next() as i32 as f32) * 1e-9 * spread).collect();
                     let (mut quants, mut scales) = (vec![0; parts * 32], vec![0.0; parts]);
                     let mut sums = vec![[0; 2]; parts];
-                    kernel::quantise(Level::Portable, &x, &mut quants, &mut scales, &mut sums);
-                    (quants, scales, sums)
+                    let mut totals = vec![0; parts];
+                    kernel::quantise(Level::Portable, &x, &mut quants, &mut scales, &mut sums, &mut totals);
+                    (quants, scales, sums, totals)
                 })
                 .collect();
             for count in [1, 3, COLUMNS] {
                 let views: Vec<Column<'_>> = columns[..count]
                     .iter()
-                    .map(|(quants, scales, sums)| Column { quants, scales, sums })
+                    .map(|(quants, scales, sums, totals)| Column { quants, scales, sums, totals })
                     .collect();
                 for level in Level::ALL.into_iter().filter(|level| level.is_available()) {
                     let mut results = [[9.0; ROWS]; COLUMNS];
@@ -129,7 +130,8 @@ fn float_walks_have_the_same_bits_on_every_level() {
             out.extend(attended);
         }
         let (mut quants, mut scales, mut sums) = (vec![0; 768], vec![0.0; 24], vec![[0; 2]; 24]);
-        kernel::quantise(level, &x[..768], &mut quants, &mut scales, &mut sums);
+        let mut totals = vec![0; 24];
+        kernel::quantise(level, &x[..768], &mut quants, &mut scales, &mut sums, &mut totals);
         out.extend(scales);
         out.extend(quants.iter().map(|q| f32::from(*q)));
         out.extend(sums.iter().map(|s| (s[0] * 7 + s[1]) as f32));

@@ -1,8 +1,9 @@
 //! Stands in for cargo-oxide: takes the same arguments and environment, and has llc write one PTX file.
 //!
-//! It appends what it saw to `$CARGO_TARGET_DIR`'s `calls.txt`, so that tests can read it.
+//! It appends what it saw to the target folder's `calls.txt` and writes `seen.txt`, so that tests can read it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, exit};
 
@@ -24,6 +25,10 @@ fn main() {
     calls.push_str(&format!("arch={arch} no_fma={contraction} ptx={}\n", ptx.exists()));
     fs::create_dir_all(target.join("release")).unwrap();
     fs::write(target.join("calls.txt"), calls).unwrap();
+    let folder = std::env::current_dir().unwrap();
+    let libraries = std::env::var("LIBRARY_PATH").unwrap_or_default();
+    let seen = format!("{}\nLIBRARY_PATH={libraries}\n{}\n", folder.display(), arguments[1..].join(" "));
+    fs::write(target.join("seen.txt"), seen).unwrap();
     if !ptx.exists() {
         let status = Command::new(variable("CUDA_OXIDE_LLC"))
             .args([&format!("-mcpu={arch}"), "-o"])
@@ -34,8 +39,17 @@ fn main() {
             exit(status.code().unwrap_or(1));
         }
     }
-    fs::write(target.join("release/kiln"), "a program\n").unwrap();
+    let program = target.join("release/kiln");
+    fs::write(&program, KILN).unwrap();
+    fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
 }
+
+/// A self-test that fails with a planted defect.
+const KILN: &str = r#"#!/bin/sh
+echo "kiln $*"
+case " $* " in *" --plant "*) echo "5 compared, 1 failed"; exit 1 ;; esac
+echo "5 compared, 0 failed"
+"#;
 
 fn fail<T>(what: &str) -> T {
     eprintln!("synthetic cargo-oxide: no {what}");

@@ -1,0 +1,46 @@
+//! Each architecture against a forward pass in double precision that shares nothing with the engine.
+//!
+//! `architectures.py` makes the models and the logits.
+
+use kiln_engine::backend::cpu::{Cpu, Options};
+use kiln_engine::backend::{Backend, Wanted};
+use kiln_engine::gguf::Gguf;
+use kiln_engine::model::Model;
+
+fn check(name: &str, bytes: &[u8]) {
+    let expected = Gguf::from_vec("logits", include_bytes!("fixtures/logits.gguf").to_vec()).expect("a file");
+    let tokens: Vec<u32> =
+        expected.integers("tokens").expect("integers").expect("there").iter().map(|id| *id as u32).collect();
+    let want: Vec<f32> = expected
+        .data(&expected.tensors()[name])
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        .collect();
+    let model = Model::from_gguf(Gguf::from_vec(name, bytes.to_vec()).expect("a file")).expect("a model");
+    let mut backend = Cpu::load(model, Options::new(16, 2)).expect("it loads");
+    backend.run(&tokens, 0, Wanted::All).expect("a step");
+    let largest = want.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    let furthest = backend.logits().iter().zip(&want).fold(0f32, |far, (a, b)| far.max((a - b).abs()));
+    // Halves in the cache are the only coarse rounding: 2^-11 of a value.
+    assert!(furthest < 2e-3 * largest, "{name}: off by {furthest} of {largest}");
+}
+
+#[test]
+fn llama_with_frequency_factors() {
+    check("llama", include_bytes!("fixtures/llama.gguf"));
+}
+
+#[test]
+fn qwen2_with_biases() {
+    check("qwen2", include_bytes!("fixtures/qwen2.gguf"));
+}
+
+#[test]
+fn qwen3_with_head_norms() {
+    check("qwen3", include_bytes!("fixtures/qwen3.gguf"));
+}
+
+#[test]
+fn gemma3_with_local_and_global_layers() {
+    check("gemma3", include_bytes!("fixtures/gemma3.gguf"));
+}

