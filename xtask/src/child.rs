@@ -164,9 +164,9 @@ mod tests {
 
     #[test]
     fn g2_an_empty_cargo_home_counts_as_unset_and_a_relative_one_is_made_absolute_once() {
-        let home = |pairs: &[(&str, &str)]| cargo_home(&Env::of(pairs.iter().copied(), "/work"));
+        let home = |pairs: &[(&str, &str)]| cargo_home(&Env::of(pairs.iter().copied(), "/here"));
         assert_eq!(home(&[("CARGO_HOME", ""), ("HOME", "/h")]).unwrap(), Path::new("/h/.cargo"));
-        assert_eq!(home(&[("CARGO_HOME", "rel"), ("HOME", "/h")]).unwrap(), Path::new("/work/rel"));
+        assert_eq!(home(&[("CARGO_HOME", "rel"), ("HOME", "/h")]).unwrap(), Path::new("/here/rel"));
         assert_eq!(home(&[]).unwrap_err().code().id, "KILN-0901");
     }
 }

@@ -98,6 +98,8 @@ pub struct Plan {
     pub source: Resolved<Patched>,
     /// The built backend.
     pub backend: Resolved<Backend>,
+    /// Whether rustc loads it; asked only when everything is explained.
+    pub backend_load: Option<Decision>,
     /// The flags that Cargo would use on this host.
     pub host_flags: Resolved<HostFlags>,
     /// What setup writes into the checkout, as it should be.
@@ -125,7 +127,7 @@ impl Plan {
         // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
         let settings = host_config::environment(&checkout::host_config_path(workspace)).unwrap_or_default();
 
-        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend) =
+        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend, backend_load) =
             thread::scope(|scope| {
                 let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
                 let cuda = scope.spawn(|| {
@@ -141,14 +143,24 @@ impl Plan {
                 let gpu = scope.spawn(|| guarded("gpu", || gpu::find_gpus(&GpuRequest::default(), env)));
                 let rustc = guarded("rustc", || resolve_rustc(&pins, request, selection.as_ref(), env));
                 let toolchain = rustc.value.as_ref();
-                let (llc, host_flags, backend) = thread::scope(|scope| {
+                let (llc, host_flags, backend, backend_load) = thread::scope(|scope| {
                     let llc = scope.spawn(|| resolve_llc(&pins, toolchain, &settings, request, env));
-                    let host_flags = guarded("host_flags", || resolve_host_flags(toolchain, workspace, env));
+                    let host_flags = scope
+                        .spawn(|| guarded("host_flags", || resolve_host_flags(toolchain, workspace, env)));
                     let backend = guarded("backend", || resolve_backend(&pins, &store, toolchain));
+                    // A build loads it anyway; to explain, it is worth a start of rustc.
+                    let backend_load = (request.thoroughness == Thoroughness::All).then(|| {
+                        guarded("backend_load", || Resolved {
+                            decision: backend::load(&backend, &rustc, env),
+                            value: Some(()),
+                        })
+                        .decision
+                    });
                     (
                         llc.join().unwrap_or_else(|_| (crashed("llc"), Decision::new("opt"))),
-                        host_flags,
+                        host_flags.join().unwrap_or_else(|_| crashed("host_flags")),
                         backend,
+                        backend_load,
                     )
                 });
                 let cuda = cuda
@@ -163,6 +175,7 @@ impl Plan {
                     llc,
                     host_flags,
                     backend,
+                    backend_load,
                 )
             });
         let checkout = guarded("checkout", || {
@@ -178,6 +191,7 @@ impl Plan {
             opt,
             source,
             backend,
+            backend_load,
             host_flags,
             checkout,
             cuda,
@@ -189,7 +203,7 @@ impl Plan {
 
     /// Every decision, in the order in which a build needs them.
     pub fn decisions(&self) -> Vec<&Decision> {
-        vec![
+        let mut decisions = vec![
             &self.pins.decision,
             &self.store.decision,
             &self.rustc.decision,
@@ -197,13 +211,17 @@ impl Plan {
             &self.opt,
             &self.source.decision,
             &self.backend.decision,
+        ];
+        decisions.extend(&self.backend_load);
+        decisions.extend([
             &self.host_flags.decision,
             &self.checkout.decision,
             &self.cuda.decision,
             &self.ptxas.decision,
             &self.libclang.decision,
             &self.gpu.decision,
-        ]
+        ]);
+        decisions
     }
 
     /// The first reason why a GPU build would not start.

@@ -5,7 +5,6 @@ use std::path::Path;
 use clap::Args;
 use serde::Serialize;
 
-use crate::backend;
 use crate::cli::Common;
 use crate::decision::{Candidate, Decision, Thoroughness, Verdict};
 use crate::env::Env;
@@ -53,11 +52,6 @@ impl Doctor {
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::All), workspace, env);
         let mut decisions: Vec<Decision> = plan.decisions().into_iter().cloned().collect();
-        let after_backend = 1 + decisions
-            .iter()
-            .position(|decision| decision.subject == plan.backend.decision.subject)
-            .unwrap_or(0);
-        decisions.insert(after_backend, backend::load(&plan.backend, &plan.rustc, env));
         for arch in &self.arch {
             decisions.push(
                 plan::resolve_arch(arch, plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env).decision,
