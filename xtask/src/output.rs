@@ -18,7 +18,7 @@ pub fn line(text: &str) -> Result<()> {
 /// Prints `value` as an indented JSON document on standard output.
 ///
 /// # Errors
-/// As [`line`].
+/// As [`line()`].
 pub fn json(value: &impl serde::Serialize) -> Result<()> {
     line(&serde_json::to_string_pretty(value).map_err(io::Error::from)?)
 }
