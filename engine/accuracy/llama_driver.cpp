@@ -1,4 +1,7 @@
-// llama.cpp driver: perplexity (as llama-perplexity), greedy continuations, pp/tg speed (as llama-bench).
+// llama.cpp driver: perplexity (as llama-perplexity), greedy continuations, tokens, pp/tg speed (as llama-bench).
+//
+// llama_driver [--fa] [--cache-f32] ppl|greedy|bench|tokens MODEL THREADS ...
+//   ppl TEXT [CHUNKS]; greedy PROMPTS N; bench PROMPT N REPETITIONS; tokens TEXT
 #include "llama.h"
 #include <chrono>
 #include <cmath>
@@ -20,6 +23,12 @@ static double now() { return chrono::duration<double>(chrono::steady_clock::now(
 int main(int c, char **a) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_backend_init();
+    bool fa = false, wide = false;
+    while (c > 1 && !strncmp(a[1], "--", 2)) {
+        fa |= !strcmp(a[1], "--fa"); wide |= !strcmp(a[1], "--cache-f32");
+        c--; a++;
+    }
+    if (c < 5) { fputs("usage: see the first lines of llama_driver.cpp\n", stderr); return 2; }
     string mode = a[1];
     auto mp = llama_model_default_params();
     auto *m = llama_model_load_from_file(a[2], mp);
@@ -27,8 +36,8 @@ int main(int c, char **a) {
     int threads = atoi(a[3]);
     auto cp = llama_context_default_params();
     cp.n_ctx = 512; cp.n_batch = 512; cp.n_ubatch = 512; cp.n_threads = cp.n_threads_batch = threads;
-    cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    if (mode == "fa") { cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; mode = "bench"; }
+    cp.flash_attn_type = fa ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (wide) cp.type_k = cp.type_v = GGML_TYPE_F32;
     auto *x = llama_init_from_model(m, cp);
     int nv = llama_vocab_n_tokens(v);
     auto batch = llama_batch_init(512, 0, 1);
@@ -57,6 +66,10 @@ int main(int c, char **a) {
             fprintf(stderr, "[%d]%.4f ", k + 1, exp(nll / count));
         }
         printf("perplexity %.4f over %d tokens of %zu\n", exp(nll / count), count, t.size());
+    } else if (mode == "tokens") {
+        ifstream f(a[4]); stringstream s; s << f.rdbuf();
+        for (auto t : tok(v, s.str(), false)) printf("%d ", t);
+        puts("");
     } else if (mode == "greedy") {
         ifstream f(a[4]); string line; int n = atoi(a[5]);
         while (getline(f, line)) {

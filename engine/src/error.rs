@@ -62,6 +62,18 @@ impl Error {
         let path = path.into();
         move |source| Error::Io { action, path, source }
     }
+
+    /// The same error with the file's name before what is wrong in it, unless it is there already.
+    pub(crate) fn naming(self, file: &str) -> Error {
+        let named = |problem: String| {
+            if problem.contains(file) { problem } else { format!("{file}: {problem}") }
+        };
+        match self {
+            Error::Model(problem) => Error::Model(named(problem)),
+            Error::Tokenizer(problem) => Error::Tokenizer(named(problem)),
+            other => other,
+        }
+    }
 }
 
 /// A checked place in the forward pass.

@@ -97,14 +97,26 @@ impl Gguf {
                 "split.count is {count}, so the name must end in -00001-of-{count:05}.gguf (give the first part)"
             ))
         })?;
+        let check = |part: &Gguf, index: usize, part_path: &Path| {
+            let number = part.metadata.get("split.no").and_then(Value::as_u64);
+            let parts = part.metadata.get("split.count").and_then(Value::as_u64);
+            if number == Some(index as u64) && parts == Some(count) {
+                return Ok(());
+            }
+            let shown =
+                |found: Option<u64>, add: u64| found.map_or("?".to_string(), |n| (n + add).to_string());
+            Err(refuse(format!(
+                "{} says that it is part {} of {}, expected part {} of {count}",
+                part_path.display(),
+                shown(number, 1),
+                shown(parts, 0),
+                index + 1
+            )))
+        };
+        check(&first, 0, path)?;
         for (index, part_path) in names.iter().enumerate().skip(1) {
             let part = Gguf::parse(part_path.display().to_string(), map(part_path)?)?;
-            let number = part.metadata.get("split.no").and_then(Value::as_u64);
-            if number != Some(index as u64)
-                || part.metadata.get("split.count") != first.metadata.get("split.count")
-            {
-                return Err(refuse(format!("{} is not part {index} of {count}", part_path.display())));
-            }
+            check(&part, index, part_path)?;
             for (name, mut tensor) in part.tensors {
                 tensor.part = first.parts.len();
                 if first.tensors.insert(name.clone(), tensor).is_some() {

@@ -73,6 +73,11 @@ impl Model {
     /// [`Error::Model`] if the family is not supported, or a tensor is missing or of another shape than the metadata
     /// asks for.
     pub fn from_gguf(file: Gguf) -> Result<Model> {
+        let name = file.name().to_string();
+        Model::read(file).map_err(|error| error.naming(&name))
+    }
+
+    fn read(file: Gguf) -> Result<Model> {
         let config = Config::from_gguf(&file)?;
         let tensors = Tensors { file: &file };
         let embedding = tensors.any("token_embd.weight")?.clone();

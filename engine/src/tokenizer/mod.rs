@@ -65,6 +65,10 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] if there is none, it is contradictory or of an unsupported kind; [`Error::Model`] if a key
     /// holds a value of another kind.
     pub fn from_gguf(file: &Gguf) -> Result<Tokenizer> {
+        Tokenizer::read(file).map_err(|error| error.naming(file.name()))
+    }
+
+    fn read(file: &Gguf) -> Result<Tokenizer> {
         let missing = |key: &str| Error::Tokenizer(format!("{} has no {key}", file.name()));
         let name = file.string("tokenizer.ggml.model")?.ok_or_else(|| missing("tokenizer.ggml.model"))?;
         let texts = file.strings("tokenizer.ggml.tokens")?.ok_or_else(|| missing("tokenizer.ggml.tokens"))?;

@@ -1,0 +1,167 @@
+//! The built command as its user meets it: exit codes, streams, signals, split files, and what is refused.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kiln_engine::gguf::Gguf;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn kiln() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_kiln"))
+}
+
+fn output(arguments: &[&str]) -> Output {
+    kiln().args(arguments).stdin(Stdio::null()).output().expect("kiln starts")
+}
+
+/// What is on stderr of a command that must fail with exit code 1 and print nothing else.
+fn refused(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(1), &b""[..]),
+        "{arguments:?}: {text}"
+    );
+    text
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+#[test]
+fn a_split_file_is_the_whole_file() {
+    let whole = Gguf::open(&fixture("llama.gguf")).expect("a good file");
+    let split = Gguf::open(&fixture("split-00001-of-00003.gguf")).expect("good parts");
+    assert_eq!(whole.tensors().keys().collect::<Vec<_>>(), split.tensors().keys().collect::<Vec<_>>());
+    for (name, tensor) in whole.tensors() {
+        assert_eq!(whole.data(tensor), split.data(&split.tensors()[name]), "{name}");
+    }
+    let text = |name: &str| {
+        let file = fixture(name);
+        output(&["run", "-m", path(&file), "-p", "hello", "-n", "20", "--temp", "0", "-t", "1"]).stdout
+    };
+    assert!(!text("llama.gguf").is_empty());
+    assert_eq!(text("llama.gguf"), text("split-00001-of-00003.gguf"));
+}
+
+#[test]
+fn parts_of_a_split_file_that_do_not_fit_together_are_named() {
+    let error = refused(&["run", "-p", "x", "-m", path(&fixture("split-00002-of-00003.gguf"))]);
+    assert!(error.contains("must end in -00001-of-00003.gguf (give the first part)"), "{error}");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = |part: usize, from: usize| {
+        let to = folder.path().join(format!("m-{part:05}-of-00003.gguf"));
+        std::fs::copy(fixture(&format!("split-{from:05}-of-00003.gguf")), &to).expect("a copy");
+        to
+    };
+    let first = place(1, 1);
+    let missing = refused(&["inspect", "-m", path(&first)]);
+    assert!(missing.contains("cannot open") && missing.contains("m-00002-of-00003.gguf"), "{missing}");
+    place(2, 3);
+    place(3, 3);
+    let other = refused(&["inspect", "-m", path(&first)]);
+    assert!(
+        other.contains("m-00002-of-00003.gguf says that it is part 3 of 3, expected part 2 of 3"),
+        "{other}"
+    );
+    // Another part under the first one's name.
+    place(2, 2);
+    place(1, 2);
+    let not_first = refused(&["inspect", "-m", path(&first)]);
+    assert!(
+        not_first.contains("m-00001-of-00003.gguf says that it is part 2 of 3, expected part 1 of 3"),
+        "{not_first}"
+    );
+}
+
+#[test]
+fn odd_requests_are_answered_or_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompt = folder.path().join("prompt.txt");
+    std::fs::write(&prompt, b"Once \xff\xfe upon").expect("written");
+    let error = refused(&["run", "-f", path(&prompt)]);
+    assert!(error.contains("prompt.txt") && error.contains("UTF-8"), "{error}");
+
+    let types = fixture("types.gguf");
+    let error = refused(&["run", "-p", "x", "-m", path(&types)]);
+    assert!(error.contains("types.gguf") && error.contains("none"), "{error}");
+
+    // A context of 0 is that of the model's training; more threads than processors are cut to what is there.
+    for extra in [&["-c", "0"][..], &["-t", "1000"]] {
+        let arguments = [&["run", "-n", "4", "--seed", "1"], extra].concat();
+        let run = output(&arguments);
+        assert!(run.status.success() && run.stdout.starts_with(b"Once upon a time"), "{run:?}");
+    }
+    let error = refused(&["run", "-n", "4", "-c", "2000000000"]);
+    assert!(error.contains("context") && error.contains("GiB"), "{error}");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let mut child = kiln()
+        .args(["run", "--ignore-eos", "-n", "400", "--seed", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kiln starts");
+    let mut some = [0; 8];
+    child.stdout.take().expect("a pipe").read_exact(&mut some).expect("text");
+    let output = child.wait_with_output().expect("an end");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Sends the signal of Ctrl-C.
+#[cfg(unix)]
+fn interrupt(child: &std::process::Child) {
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill starts");
+    assert!(sent.success());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_run_with_the_text_so_far() {
+    let model = fixture("llama.gguf");
+    let mut child = kiln()
+        .args(["run", "-m", path(&model), "-p", "Once", "-t", "1"])
+        // Far more than can be made before the signal comes.
+        .args(["-c", "100000", "-n", "-1", "--ignore-eos"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kiln starts");
+    let mut text = vec![0; 16];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut text).expect("text");
+    interrupt(&child);
+    let output = child.wait_with_output().expect("an end");
+    text.extend(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{errors}");
+    assert!(text.starts_with(b"Once") && text.ends_with(b"\n"), "{:?}", String::from_utf8_lossy(&text));
+    assert!(errors.contains("(stopped)"), "{errors}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_benchmark() {
+    let mut child = kiln()
+        .args(["bench", "-p", "0", "-n", "64", "-r", "100000", "-t", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("kiln starts");
+    // What it loaded is said first.
+    child.stderr.as_mut().expect("a pipe").read_exact(&mut [0; 8]).expect("text");
+    interrupt(&child);
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+}
