@@ -28,7 +28,7 @@ pub mod entries {
         unsafe {
             let mut value = *args.gate.add(at);
             if !args.up.is_null() {
-                value = gated(args.activation, value, *args.up.add(at));
+                value = gated(args.activation, value, *args.up.add(at), args.limit);
             }
             *args.out.values.add(at) = value;
             if width % PART == 0 {

@@ -690,7 +690,7 @@ impl Cuda {
             width: width as u32,
             activation: self.activation(),
             tiled: self.is_tiled(count),
-            reserved: 0,
+            limit: f32::INFINITY,
         };
         let grid = (width.div_ceil(THREADS), count);
         // SAFETY: the grid covers the columns, and the buffers hold them.
@@ -756,6 +756,8 @@ impl Cuda {
             first_column: first_column as u32,
             epsilon: self.model.config.epsilon,
             activation: self.activation(),
+            limit: f32::INFINITY,
+            reserved: 0,
         }
     }
 

@@ -218,7 +218,7 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         while row < rows {
             let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
-                *args.x.values.add(row) = gated(args.activation, gate, up);
+                *args.x.values.add(row) = gated(args.activation, gate, up, args.limit);
             }
             row += stride;
         }

@@ -220,6 +220,10 @@ pub struct RowsArgs {
     pub epsilon: f32,
     /// 0: silu, 1: gelu.
     pub activation: u32,
+    /// The clamp of the gated pair ([`kiln_kernels::math::gated`]); infinity: none.
+    pub limit: f32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Arguments of the entry that readies heads, and of attention.
@@ -296,8 +300,8 @@ pub struct ActivateArgs {
     pub activation: u32,
     /// The result is for the tensor cores: see [`quant_place`].
     pub tiled: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// The clamp of the gated pair ([`kiln_kernels::math::gated`]); infinity: none.
+    pub limit: f32,
 }
 
 /// Arguments of the embedding entry.
