@@ -53,6 +53,9 @@ mod tests {
         }
         assert!(differ, "an order that no bit depends on is none");
         assert_eq!(combine(Host, 0, |_| (1.0, 1.0)).to_bits(), 0);
-        assert_eq!(combine(Host, 2, |slot| (1.0, [f32::INFINITY, f32::NEG_INFINITY][slot])).to_bits(), NAN.to_bits());
+        assert_eq!(
+            combine(Host, 2, |slot| (1.0, [f32::INFINITY, f32::NEG_INFINITY][slot])).to_bits(),
+            NAN.to_bits()
+        );
     }
 }

@@ -254,9 +254,14 @@ mod tests {
                         (f64::from(got) - want).abs() <= want.abs() * 2e-6 + 1e-36,
                         "{gate} {up} {limit}: {got} {want}"
                     );
-                    let tanh = g * 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh());
+                    let tanh = g
+                        * 0.5
+                        * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh());
                     let got = gated(Host, Gate::GeluTanh, gate, up, limit);
-                    assert!((f64::from(got) - tanh * u).abs() <= (tanh * u).abs() * 3e-5 + 2e-5, "{gate} {up}");
+                    assert!(
+                        (f64::from(got) - tanh * u).abs() <= (tanh * u).abs() * 3e-5 + 2e-5,
+                        "{gate} {up}"
+                    );
                 }
             }
         }
@@ -274,10 +279,8 @@ mod tests {
         };
         for _ in 0..100_000 {
             let (gate, up) = (next(), next());
-            let (got, want) = (
-                gated(Host, Gate::Silu, gate, up, f32::INFINITY),
-                Host.mul(silu(Host, gate), up),
-            );
+            let (got, want) =
+                (gated(Host, Gate::Silu, gate, up, f32::INFINITY), Host.mul(silu(Host, gate), up));
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{gate} {up}");
         }
     }

@@ -162,6 +162,30 @@ pub fn gated(activation: u32, gate: f32, up: f32, limit: f32) -> f32 {
     math::gated(Device, kind, gate, up, limit)
 }
 
+/// Adds to a counter and returns what was there.
+///
+/// # Safety
+/// `counter` is a counter on the card.
+#[inline(always)]
+pub unsafe fn count_up(counter: *mut u32, by: u32) -> u32 {
+    let before: u32;
+    // SAFETY: an atomic on the caller's counter.
+    unsafe {
+        ptx_asm!("atom.global.add.u32 %0, [%1], %2;", out("=r") before, in("l") counter, in("r") by, clobber("memory"));
+    }
+    before
+}
+
+/// Orders the thread's accesses, before and after, as other threads of the card see them.
+///
+/// # Safety
+/// None but being on the card.
+#[inline(always)]
+pub unsafe fn thread_fence() {
+    // SAFETY: orders the thread's own accesses.
+    unsafe { ptx_asm!("fence.acq_rel.gpu;", clobber("memory")) }
+}
+
 /// Whether a number is neither infinite nor a NaN.
 #[inline(always)]
 pub fn is_finite(value: f32) -> bool {

@@ -12,6 +12,8 @@ use crate::{backend, driver, q8_0_row, quantize_q8, rms_norm};
 /// Threads of a block, in every launch contract.
 pub const THREADS: usize = 256;
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds] and #[launch_contract]");
+
 /// The kind of device that `--device cuda[:N]` names.
 pub struct Kind;
 
@@ -124,5 +126,17 @@ pub fn expect_length(buffer: &str, found: usize, expected: usize) -> Result<(), 
         Ok(())
     } else {
         Err(format!("buffer `{buffer}` has {found} elements, expected {expected}").into())
+    }
+}
+
+/// Checks that a buffer holds at least what a launch contract states.
+///
+/// # Errors
+/// It is shorter.
+pub fn expect_room(buffer: &str, found: usize, expected: usize) -> Result<(), RunError> {
+    if found >= expected {
+        Ok(())
+    } else {
+        Err(format!("buffer `{buffer}` has {found} elements, expected at least {expected}").into())
     }
 }

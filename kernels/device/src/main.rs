@@ -1,6 +1,7 @@
 //! `kiln` with CUDA: the same command line as the CPU binary, with one more kind of device.
 
 mod activate;
+mod argmax;
 mod arith;
 mod attend;
 mod backend;
@@ -8,6 +9,7 @@ mod block;
 mod cuda;
 mod driver;
 mod embed;
+mod experts;
 mod fused;
 mod gates;
 mod gpu;
