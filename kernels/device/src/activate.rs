@@ -4,13 +4,15 @@
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
 
-use crate::layout::ActivateArgs;
+use crate::layout::{ActivateArgs, THREADS};
+
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
 
 #[cuda_module]
 pub mod entries {
     use super::*;
     use crate::block::{begin, gated, thread_index, write_part};
-    use crate::layout::{PART, THREADS};
+    use crate::layout::PART;
 
     /// Element `256 x + t` of column `y`.
     #[kernel]

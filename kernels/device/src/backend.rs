@@ -12,6 +12,7 @@ use kiln_engine::error::{Error, Place};
 use kiln_engine::model::{Activation, Model, Pairing};
 
 use crate::gpu::{Gpu, Graph, Result};
+use crate::heads::HEAD_THREADS;
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta,
     PostArgs, RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
@@ -542,7 +543,7 @@ impl Cuda {
         unsafe {
             if !self.is_fused(count) {
                 let heads = (config.heads + config.kv_heads, count);
-                self.gpu.launch(&self.entries.heads, heads, 32, 8 * config.head_width, &args)?;
+                self.gpu.launch(&self.entries.heads, heads, HEAD_THREADS, 8 * config.head_width, &args)?;
             }
             self.gpu.launch(&self.entries.attend, (config.heads, count), THREADS, shared, &args)?;
         }

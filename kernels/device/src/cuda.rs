@@ -12,8 +12,6 @@ use crate::{backend, driver, q8_0_row, quantize_q8, rms_norm};
 /// Threads of a block, in every launch contract.
 pub const THREADS: usize = 256;
 
-const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds] and #[launch_contract]");
-
 /// The kind of device that `--device cuda[:N]` names.
 pub struct Kind;
 

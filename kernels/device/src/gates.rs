@@ -3,6 +3,7 @@
 //! Each gate compares bits and reports what differs. `--plant NAME` puts a defect on the card, which the gate of that name
 //! must find: then the run is red. Exit code 0: nothing red and nothing but skipped; 1: red, or no gate of that name.
 
+mod contracts;
 mod fused;
 mod selected;
 
@@ -36,11 +37,12 @@ struct Gate {
     run: fn(&Context) -> Result<Tally>,
 }
 
-const GATES: [Gate; 7] = [
+const GATES: [Gate; 8] = [
     Gate { name: "kquant", plant: "scale-bit", run: kquant },
     Gate { name: "kquant-fused", plant: "norm-bit", run: fused::fused_rows },
     Gate { name: "kquant-selected", plant: "slot-order", run: selected::selected },
     Gate { name: "cpu-bits", plant: "epsilon-ulp", run: cpu_bits },
+    Gate { name: "contracts", plant: "long-buffer", run: contracts::contracts },
     Gate { name: "graph", plant: "stale-state", run: graph },
     Gate { name: "batch", plant: "cache-bit", run: batch },
     Gate { name: "e2e", plant: "weight-bit", run: end_to_end },
@@ -366,15 +368,19 @@ fn row_args(
 fn kquant(context: &Context) -> Result<Tally> {
     let gpu = Gpu::open(context.device)?;
     let mut tally = Tally::default();
+    kquant_of(&gpu, &TensorType::ALL, context.planted("scale-bit"), &mut tally)?;
+    Ok(tally)
+}
+
+fn kquant_of(gpu: &Gpu, kinds: &[TensorType], mut planted: bool, tally: &mut Tally) -> Result<()> {
     let mut rng = Rng(1);
-    let mut planted = context.planted("scale-bit");
     let entries = [
         [gpu.entry("kiln_rows_wide")?, gpu.entry("kiln_rows_narrow")?],
         [gpu.entry("kiln_batch_wide")?, gpu.entry("kiln_batch_narrow")?],
     ];
     let tile_entry = gpu.entry("kiln_tiles")?;
     let fault = DeviceBuffer::from_host(&gpu.stream, &[NO_FAULT])?;
-    for kind in TensorType::ALL {
+    for kind in kinds.iter().copied() {
         for (columns, wild) in
             [(256, false), (256, true), (576, false), (2304, false), (4096, false), (8192, false)]
         {
@@ -394,7 +400,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             for column in 0..COLUMNS {
                 values.extend(rng.floats([0, 0, 1, 0, 3, 0, 0, 2][column], columns));
             }
-            let x = Columns::new(&gpu, values, columns)?;
+            let x = Columns::new(gpu, values, columns)?;
             let want: Vec<f32> = (0..COLUMNS)
                 .flat_map(|column| {
                     let parts = columns / PART;
@@ -417,7 +423,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             if upload::is_quantised(kind) {
                 // The same columns four times over, so that a whole tile is there; some are left out of it.
                 let wide =
-                    Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(&gpu, columns)?;
+                    Columns::new(gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(gpu, columns)?;
                 for m in [2, COLUMNS, TILE - 1, TILE] {
                     let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
                     let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
@@ -449,7 +455,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             }
         }
     }
-    Ok(tally)
+    Ok(())
 }
 
 /// Every other entry against the walks on the host, over shapes and data.
@@ -458,12 +464,16 @@ fn cpu_bits(context: &Context) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut rng = Rng(2);
     let ulp = u32::from(context.planted("epsilon-ulp"));
-    norms(&gpu, &mut rng, ulp, &mut tally)?;
-    gates(&gpu, &mut rng, &mut tally)?;
-    argmax_of_columns(&gpu, &mut rng, &mut tally)?;
-    embeddings(&gpu, &mut rng, &mut tally)?;
-    heads(&gpu, &mut rng, &mut tally)?;
+    operations(&gpu, &mut rng, ulp, &mut tally)?;
     Ok(tally)
+}
+
+fn operations(gpu: &Gpu, rng: &mut Rng, ulp: u32, tally: &mut Tally) -> Result<()> {
+    norms(gpu, rng, ulp, tally)?;
+    gates(gpu, rng, tally)?;
+    argmax_of_columns(gpu, rng, tally)?;
+    embeddings(gpu, rng, tally)?;
+    heads(gpu, rng, tally)
 }
 
 /// Quants of columns of `width`, where the card has them.
@@ -642,7 +652,7 @@ fn argmax_of_columns(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> 
         let best = DeviceBuffer::from_host(stream, &vec![0u64; columns])?;
         let done = DeviceBuffer::from_host(stream, &vec![0u32; columns])?;
         let tokens = DeviceBuffer::from_host(stream, &vec![7u32; columns])?;
-        let state = DeviceBuffer::from_host(stream, &[40u32, 7, 8])?;
+        let state = DeviceBuffer::from_host(stream, &[40u32, 7])?;
         // Twice, so that what must be zero again is seen to be.
         for round in 0..2 {
             let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
@@ -664,7 +674,7 @@ fn argmax_of_columns(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> 
             tally.words(&|_| format!("argmax of {count}: fault"), &[bad], &fault.to_host_vec(stream)?);
         }
         let state = state.to_host_vec(stream)?;
-        tally.words(&|i| format!("argmax of {count}: state {i}"), &[41, want[0], 8], &state);
+        tally.words(&|i| format!("argmax of {count}: state {i}"), &[41, want[0]], &state);
         let short = argmax::Buffers {
             logits: &logits,
             best: &best,
@@ -779,7 +789,7 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 DeviceBuffer::from_host(stream, &cache_keys)?,
                 DeviceBuffer::from_host(stream, &cache_values)?,
             );
-            let state = DeviceBuffer::from_host(stream, &[position as u32, 0])?;
+            let state = DeviceBuffer::from_host(stream, &[position as u32])?;
             let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
             let out = Columns::new(gpu, vec![7.0; columns * queries], queries)?;
             let address = |buffer: &DeviceBuffer<f32>, given: bool| {

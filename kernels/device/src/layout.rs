@@ -15,8 +15,6 @@ pub const TILE: usize = 32;
 /// Threads of a block in every launch, and what the entries' launch bounds say.
 pub const THREADS: usize = 256;
 
-const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
-
 /// How a tensor's parts are packed; the device's dispatch is over these numbers.
 pub mod class {
     /// Nibbles less 8, a scale.

@@ -6,6 +6,7 @@ mod arith;
 mod attend;
 mod backend;
 mod block;
+mod contract;
 mod cuda;
 mod driver;
 mod embed;

@@ -5,7 +5,7 @@
 //! ([`crate::rows::blocks`]), by T; blocks of 256 threads.
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
-use kiln_kernels::experts;
+use kiln_kernels::{canonical, experts};
 
 use super::finish;
 use crate::arith::Device;
@@ -49,8 +49,10 @@ unsafe fn selected_down<const SPAN: usize>(args: &ExpertsArgs) {
     let (token, used, inner) = (thread::blockIdx_y() as usize, args.used as usize, args.inner as usize);
     // SAFETY: the row is below `rows`, the selections are the token's, and an expert that there is not is replaced.
     unsafe {
-        let sum = experts::combine(Device, used, |slot| {
-            let selection = token * used + slot;
+        // As `experts::combine`, whose closure the compiler would leave a call of.
+        let mut sum = 0.0;
+        let mut selection = token * used;
+        while selection < (token + 1) * used {
             let mut expert = *args.chosen.add(selection) as usize;
             if expert >= args.experts as usize {
                 expert = 0;
@@ -65,10 +67,11 @@ unsafe fn selected_down<const SPAN: usize>(args: &ExpertsArgs) {
                 width: inner,
             };
             let [product] = row::products::<SPAN, 1>(&args.down, expert * rows + row, t, x);
-            (*args.weights.add(selection), product)
-        });
+            sum = experts::combine_step(Device, sum, *args.weights.add(selection), product);
+            selection += 1;
+        }
         if t == 0 {
-            finish(args, token, row, sum);
+            finish(args, token, row, canonical(sum));
         }
     }
 }

@@ -20,7 +20,7 @@ pub mod entries {
 
     /// Part `x` of selection `y`, 32 threads a row.
     #[kernel]
-    #[launch_bounds(256)]
+    #[launch_bounds(256, 2)]
     pub fn kiln_selected_gated_wide(args: ExpertsArgs) {
         begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();
@@ -30,7 +30,7 @@ pub mod entries {
 
     /// The same with 8 threads a row.
     #[kernel]
-    #[launch_bounds(256)]
+    #[launch_bounds(256, 2)]
     pub fn kiln_selected_gated_narrow(args: ExpertsArgs) {
         begin();
         let shared: *mut f32 = DynamicSharedArray::<f32>::get();

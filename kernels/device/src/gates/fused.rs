@@ -10,15 +10,27 @@ pub(super) fn fused_rows(context: &Context) -> Result<Tally> {
     let mut rng = Rng(5);
     let mut planted = context.planted("norm-bit");
     for kind in TensorType::ALL {
-        for (columns, wild) in [(256, false), (256, true), (2304, false), (4096, false), (8192, false)] {
-            if kind.row_bytes(columns).is_some() {
-                compare(&gpu, &mut rng, &mut tally, kind, columns, wild, &mut planted)?;
-            }
-        }
+        of_type(&gpu, &mut rng, &mut tally, kind, &mut planted)?;
     }
     // Rows that are no whole parts.
     compare(&gpu, &mut rng, &mut tally, TensorType::F16, 200, false, &mut planted)?;
     Ok(tally)
+}
+
+/// One type.
+pub(super) fn of_type(
+    gpu: &Gpu,
+    rng: &mut Rng,
+    tally: &mut Tally,
+    kind: TensorType,
+    planted: &mut bool,
+) -> Result<()> {
+    for (columns, wild) in [(256, false), (256, true), (2304, false), (4096, false), (8192, false)] {
+        if kind.row_bytes(columns).is_some() {
+            compare(gpu, rng, tally, kind, columns, wild, planted)?;
+        }
+    }
+    Ok(())
 }
 
 struct Matrix3 {
@@ -83,12 +95,31 @@ fn compare(
     let args =
         |m: &Matrix3, out: &DeviceBuffer<f32>| row_args(m.uploaded.matrix, out, x.on_card(), 1, &fault);
 
-    // Two rows a warp, an odd number of them.
-    let out = DeviceBuffer::from_host(stream, &vec![9f32; first.rows])?;
-    let grid = (first.rows.div_ceil(2).div_ceil(THREADS / 32), 1);
-    // SAFETY: the buffers are as long as the module says.
-    unsafe { gpu.launch(&gpu.entry("kiln_pairs")?, grid, THREADS, 0, &args(&first, &out))? };
-    tally.floats(&|i| format!("{name} pairs row {i}"), &first.products(&residual), &out.to_host_vec(stream)?);
+    // Two rows a warp, an odd number of them, and a row; written, and added and checked.
+    let products = first.products(&residual);
+    let pairs = (first.rows.div_ceil(2).div_ceil(THREADS / 32), 1);
+    let plain = |span| (rows::blocks([first.rows, 0, 0], span), 1);
+    for (entry, grid) in
+        [("kiln_pairs", pairs), ("kiln_rows_wide", plain(32)), ("kiln_rows_narrow", plain(8))]
+    {
+        for mode in [mode::STORE, mode::ADD] {
+            let out = DeviceBuffer::from_host(stream, &vec![9f32; first.rows])?;
+            let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
+            let mut args = args(&first, &out);
+            (args.mode, args.stage, args.first_column) = (mode, 44, 3);
+            args.fault = fault.cu_deviceptr() as *mut u32;
+            // SAFETY: the buffers are as long as the module says.
+            unsafe { gpu.launch(&gpu.entry(entry)?, grid, THREADS, 0, &args)? };
+            let added = mode == mode::ADD;
+            let want: Vec<f32> =
+                products.iter().map(|p| if added { canonical(Host.add(9.0, *p)) } else { *p }).collect();
+            let got: Vec<f32> = out.to_host_vec(stream)?.into_iter().map(canonical).collect();
+            tally.floats(&|i| format!("{name} {entry} mode {mode} row {i}"), &want, &got);
+            let bad = added && want.iter().any(|v| !v.is_finite());
+            let fault_wanted = if bad { 44 << 16 | 3 } else { NO_FAULT };
+            tally.words(&|_| format!("{name} {entry} fault"), &[fault_wanted], &fault.to_host_vec(stream)?);
+        }
+    }
 
     // Three matrices, two of one type, so that pairs of one and of two types are there.
     let float_kind =

@@ -79,6 +79,14 @@ pub(super) fn selected(context: &Context) -> Result<Tally> {
     Ok(tally)
 }
 
+/// One case of each way, with buffers that are as long as they must be.
+pub(super) fn usual(gpu: &Gpu, tally: &mut Tally) -> Result<()> {
+    let entries = Entries::of(gpu)?;
+    compare(gpu, &entries, &mut Rng(6), tally, &Case { kind: TensorType::Q4K, ..USUAL }, false)?;
+    let floats = Case { kind: TensorType::F32, down: TensorType::F32, ..USUAL };
+    compare(gpu, &entries, &mut Rng(7), tally, &floats, false)
+}
+
 /// Matrices on the host and on the card.
 struct Matrices {
     bytes: [Vec<u8>; 3],
