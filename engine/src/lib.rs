@@ -7,6 +7,7 @@ pub mod backend;
 pub mod chat;
 pub mod cli;
 pub mod error;
+pub mod experts;
 pub mod gguf;
 pub mod memory;
 pub mod model;

@@ -51,11 +51,19 @@ impl Sampler {
         Sampler { rng: SplitMix64::new(settings.seed), settings, candidates: Vec::new() }
     }
 
+    /// Whether the next token is always [`best`] of the logits, so that nobody need look at the others.
+    pub fn takes_best(&self) -> bool {
+        self.settings.temperature <= 0.0 && self.settings.repeat_penalty == 1.0
+    }
+
     /// The next token after `recent`, of a vocabulary of `logits.len()`, which must not be empty.
     ///
     /// Steps as in llama.cpp: penalty, top-k, top-p, min-p, temperature. Tokens of equal logits count by their number.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> u32 {
         let Settings { temperature, top_k, top_p, min_p, .. } = self.settings;
+        if self.takes_best() {
+            return best(logits);
+        }
         self.candidates.clear();
         self.candidates.extend(logits.iter().zip(0..).map(|(logit, token)| (*logit, token)));
         self.penalise(recent);
@@ -112,6 +120,11 @@ impl Sampler {
             }
         }
     }
+}
+
+/// The token of the largest logit: +0 is above -0, and of equal logits the first one counts. 0 if there are none.
+pub fn best(logits: &[f32]) -> u32 {
+    math::argmax(logits) as u32
 }
 
 fn weight(difference: f32) -> f64 {
@@ -173,6 +186,36 @@ mod tests {
         assert_eq!(run(7)[..6], RECORDED);
     }
     const RECORDED: [u32; 6] = [363, 30, 322, 191, 666, 838];
+
+    #[test]
+    fn the_best_token_is_the_one_that_sorting_puts_first() {
+        let mut rng = SplitMix64::new(11);
+        for round in 0..500 {
+            // Few different values, so that there are ties, zeros of both signs among them.
+            let logits: Vec<f32> = (0..97)
+                .map(|_| [0.0, -0.0, 1.5, -2.0, f32::MIN_POSITIVE, 1.5, -1e-40][(rng.bits() % 7) as usize])
+                .map(|logit| if round % 3 == 0 { -f32::abs(logit) } else { logit })
+                .collect();
+            let mut order: Vec<u32> = (0..97).collect();
+            order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+            assert_eq!(best(&logits), order[0], "{logits:?}");
+            // The way through penalties agrees where there is nothing to penalise.
+            let greedy = Settings { temperature: 0.0, ..ALL };
+            assert_eq!(Sampler::new(greedy).sample(&logits, &[3, 4]), order[0]);
+            let penalty = Settings { repeat_penalty: 2.0, ..greedy };
+            assert_eq!(Sampler::new(penalty).sample(&logits, &[]), order[0]);
+        }
+        assert_eq!(best(&[]), 0);
+    }
+
+    #[test]
+    fn only_greedy_sampling_without_a_penalty_takes_the_best() {
+        let takes = |temperature, repeat_penalty| {
+            Sampler::new(Settings { temperature, repeat_penalty, ..ALL }).takes_best()
+        };
+        assert!(takes(0.0, 1.0) && takes(-1.0, 1.0));
+        assert!(!takes(0.0, 1.1) && !takes(0.8, 1.0) && !takes(f32::NAN, 1.0));
+    }
 
     #[test]
     fn a_penalty_lowers_recent_tokens_once() {

@@ -43,12 +43,14 @@ pub struct Session {
     backend: Box<dyn Backend>,
     tokens: Vec<u32>,
     evaluated: usize,
+    /// The best next token, if the last step chose it and may have left no logits.
+    next: Option<u32>,
 }
 
 impl Session {
     /// An empty text.
     pub fn new(backend: Box<dyn Backend>) -> Session {
-        Session { backend, tokens: Vec::new(), evaluated: 0 }
+        Session { backend, tokens: Vec::new(), evaluated: 0, next: None }
     }
 
     /// The tokens so far.
@@ -88,6 +90,7 @@ impl Session {
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.evaluated = start;
+        self.next = None;
         let batch = self.backend.batch_size();
         while self.evaluated < tokens.len() {
             let end = tokens.len().min(self.evaluated + batch);
@@ -121,7 +124,7 @@ impl Session {
             if self.evaluated < self.tokens.len() {
                 break Stop::Asked;
             }
-            let token = sampler.sample(self.backend.logits(), &self.tokens);
+            let token = self.choose(sampler)?;
             if tokenizer.is_end(token) && !limits.ignore_end {
                 break Stop::End;
             }
@@ -137,10 +140,112 @@ impl Session {
                 // Nobody will read the logits after the last token.
                 break Stop::Limit;
             }
-            self.backend.run(&[token], self.evaluated, Wanted::Last)?;
+            self.next = None;
+            if sampler.takes_best() {
+                self.next = Some(self.backend.run_best(token, self.evaluated)?);
+            } else {
+                self.backend.run(&[token], self.evaluated, Wanted::Last)?;
+            }
             self.evaluated += 1;
         };
         let _ = receive(&stream.finish());
         Ok(Outcome { tokens: made, stop })
+    }
+
+    /// The next token: the one that the backend chose, or the sampler's choice.
+    fn choose(&mut self, sampler: &mut Sampler) -> Result<u32> {
+        if let Some(next) = self.next {
+            if sampler.takes_best() {
+                return Ok(next);
+            }
+            // Another sampler than the one before: it needs the logits.
+            let last = self.evaluated - 1;
+            self.backend.run(&[self.tokens[last]], last, Wanted::Last)?;
+            self.next = None;
+        }
+        Ok(sampler.sample(self.backend.logits(), &self.tokens))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Options};
+    use crate::model::Model;
+    use crate::sample::Settings;
+
+    /// A backend that keeps its logits for itself where it may, as a card does.
+    struct Reserved {
+        cpu: Cpu,
+        silent: bool,
+        kept: bool,
+    }
+
+    impl Backend for Reserved {
+        fn description(&self) -> String {
+            self.cpu.description()
+        }
+        fn context(&self) -> usize {
+            self.cpu.context()
+        }
+        fn batch_size(&self) -> usize {
+            self.cpu.batch_size()
+        }
+        fn vocabulary(&self) -> usize {
+            self.cpu.vocabulary()
+        }
+        fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+            self.kept = false;
+            self.cpu.run(tokens, position, wanted)
+        }
+        fn logits(&self) -> &[f32] {
+            if self.kept { &[] } else { self.cpu.logits() }
+        }
+        fn run_best(&mut self, token: u32, position: usize) -> Result<u32> {
+            let best = self.cpu.run_best(token, position)?;
+            self.kept = self.silent;
+            Ok(best)
+        }
+        fn weight_bytes(&self) -> u64 {
+            self.cpu.weight_bytes()
+        }
+    }
+
+    fn texts(silent: bool, samplings: &[Settings]) -> Vec<Vec<u32>> {
+        let model = Model::from_gguf(crate::builtin().expect("built in")).expect("a model");
+        let tokenizer = Tokenizer::from_gguf(&model.file).expect("a tokenizer");
+        let tokens = tokenizer.encode("Once upon a time", true, false);
+        let cpu = Cpu::load(model, Options::new(96, 1)).expect("it loads");
+        let mut session = Session::new(Box::new(Reserved { cpu, silent, kept: false }));
+        session.set(&tokens, |_| ControlFlow::Continue(())).expect("it fits");
+        let mut texts = Vec::new();
+        for settings in samplings {
+            let mut sampler = Sampler::new(*settings);
+            // Stopped by the receiver, so that the last token is not run and the next sampler goes on after it.
+            let mut left = 12;
+            let limits = Limits { tokens: None, ignore_end: true };
+            let receive = |_: &str| {
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            session.generate(&tokenizer, &mut sampler, limits, receive).expect("steps");
+            texts.push(session.tokens().to_vec());
+        }
+        texts
+    }
+
+    #[test]
+    fn a_backend_that_chooses_gives_the_tokens_of_the_sampler() {
+        let greedy = Settings { temperature: 0.0, ..Settings::default() };
+        let penalty = Settings { repeat_penalty: 1.3, ..greedy };
+        let random = Settings { seed: 4, ..Settings::default() };
+        for samplings in [&[greedy][..], &[penalty], &[greedy, random, greedy, penalty, greedy]] {
+            let (kept, shown) = (texts(true, samplings), texts(false, samplings));
+            assert_eq!(kept, shown);
+            assert!(kept.last().is_some_and(|text| text.len() > 10));
+        }
+        // Against the sampler on all logits, which a penalty of next to nothing makes it look at.
+        let looking = Settings { repeat_penalty: 1.0 + f32::EPSILON, repeat_last: 0, ..greedy };
+        assert_eq!(texts(true, &[greedy]), texts(false, &[looking]));
     }
 }

@@ -23,6 +23,7 @@ extern crate std;
 mod arith;
 pub mod attention;
 pub mod blocks;
+pub mod experts;
 pub mod float_rows;
 #[cfg(any(feature = "std", test))]
 mod host;

@@ -46,6 +46,66 @@ pub fn gelu_tanh<A: Arith>(a: A, x: f32) -> f32 {
     a.div(x, a.add(1.0, exp(a, -u)))
 }
 
+/// The activation of a feed-forward block with its clamp, before it is multiplied: `up` times silu or the tanh form of
+/// GELU of `gate`.
+///
+/// `clamped(gate, -infinity, limit)` is activated, `clamped(up, -limit, limit)` is multiplied by it; with a `limit` of
+/// infinity neither is changed, and the bits are those of the formula without a clamp. `limit` is positive. A NaN on
+/// either side makes the result a NaN.
+///
+/// The clamp is the `swiglu_limit` of gpt-oss (`swiglu` in gpt_oss/torch/model.py: the gate from above alone, up on both
+/// sides; its factor 1.702 and its `up + 1` are not part of this) and of DeepSeek-V4 (`Expert.forward` in
+/// inference/model.py: `silu(gate) * up` after the same clamp).
+#[inline(always)]
+pub fn gated<A: Arith>(a: A, activation: Gate, gate: f32, up: f32, limit: f32) -> f32 {
+    let gate = clamped(gate, f32::NEG_INFINITY, limit);
+    let up = clamped(up, -limit, limit);
+    let value = match activation {
+        Gate::Silu => silu(a, gate),
+        Gate::GeluTanh => gelu_tanh(a, gate),
+    };
+    a.mul(value, up)
+}
+
+/// The activation of [`gated`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// [`silu`].
+    Silu,
+    /// [`gelu_tanh`].
+    GeluTanh,
+}
+
+/// `x`, or the bound that it is beyond. A NaN stays one: comparisons, because minimum and maximum instructions return
+/// the bound for it.
+#[inline(always)]
+pub fn clamped(x: f32, lowest: f32, largest: f32) -> f32 {
+    let x = if x > largest { largest } else { x };
+    if x < lowest { lowest } else { x }
+}
+
+/// A number whose order as an unsigned integer is the total order of `x` ([`f32::total_cmp`]): -0 below +0, NaNs at the
+/// ends. Exact.
+#[inline(always)]
+pub fn order_key(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits }
+}
+
+/// Where the largest of `x` is in the total order ([`order_key`]), the first of equals; 0 if there is none.
+///
+/// Exact, so any order may compute it: the largest of `order_key(x[i]) << 32 | !i`.
+pub fn argmax(x: &[f32]) -> usize {
+    let mut best = 0;
+    let mut key = 0;
+    for (i, x) in x.iter().enumerate() {
+        if order_key(*x) > key {
+            (best, key) = (i, order_key(*x));
+        }
+    }
+    best
+}
+
 /// `x` rounded to half precision, ties to even, as its bits. Overflow gives infinity, a NaN gives 0x7e00.
 #[inline(always)]
 pub fn to_f16(x: f32) -> u16 {
@@ -178,6 +238,83 @@ mod tests {
         assert_eq!(silu(Host, -1e30), -0.0);
         assert_eq!(silu(Host, 1e30), 1e30);
         assert_eq!(gelu_tanh(Host, -100.0), -0.0);
+    }
+
+    #[test]
+    fn a_clamp_holds_the_gate_from_above_and_up_on_both_sides() {
+        for limit in [10.0f32, 0.5, 7.0, f32::INFINITY] {
+            for i in -90..=90 {
+                for j in -90..=90 {
+                    let (gate, up) = (i as f32 / 3.0, j as f32 / 3.0);
+                    let wide = f64::from(limit);
+                    let (g, u) = (f64::from(gate).min(wide), f64::from(up).clamp(-wide, wide));
+                    let want = g / (1.0 + (-g).exp()) * u;
+                    let got = gated(Host, Gate::Silu, gate, up, limit);
+                    assert!(
+                        (f64::from(got) - want).abs() <= want.abs() * 2e-6 + 1e-36,
+                        "{gate} {up} {limit}: {got} {want}"
+                    );
+                    let tanh = g
+                        * 0.5
+                        * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh());
+                    let got = gated(Host, Gate::GeluTanh, gate, up, limit);
+                    assert!(
+                        (f64::from(got) - tanh * u).abs() <= (tanh * u).abs() * 3e-5 + 2e-5,
+                        "{gate} {up}"
+                    );
+                }
+            }
+        }
+        // The gate has no lower bound: far below, silu is -0, not that of -limit.
+        assert_eq!(gated(Host, Gate::Silu, -200.0, 1.0, 0.5).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(gated(Host, Gate::Silu, f32::INFINITY, f32::NEG_INFINITY, 0.5), -0.5 * silu(Host, 0.5));
+    }
+
+    #[test]
+    fn without_a_limit_the_bits_are_those_of_the_product() {
+        let mut state = 5u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(state)
+        };
+        for _ in 0..100_000 {
+            let (gate, up) = (next(), next());
+            let (got, want) =
+                (gated(Host, Gate::Silu, gate, up, f32::INFINITY), Host.mul(silu(Host, gate), up));
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{gate} {up}");
+        }
+    }
+
+    #[test]
+    fn a_clamp_swallows_no_nan_and_keeps_the_sign_of_zero() {
+        for nan in [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xff80_0001)] {
+            for limit in [0.5, 10.0, f32::INFINITY] {
+                assert!(gated(Host, Gate::Silu, nan, 1.0, limit).is_nan());
+                assert!(gated(Host, Gate::Silu, 1.0, nan, limit).is_nan());
+                assert!(clamped(nan, -limit, limit).is_nan());
+            }
+        }
+        assert_eq!(clamped(-0.0, -1.0, 1.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(clamped(f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY), f32::INFINITY);
+        assert_eq!(clamped(f32::NEG_INFINITY, -2.0, 2.0), -2.0);
+    }
+
+    #[test]
+    fn keys_sort_as_the_total_order_and_the_first_of_equals_wins() {
+        let mut state = 9u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(state)
+        };
+        for _ in 0..100_000 {
+            let (a, b) = (next(), next());
+            assert_eq!(order_key(a).cmp(&order_key(b)), a.total_cmp(&b), "{a} {b}");
+        }
+        assert_eq!(argmax(&[]), 0);
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), 1);
+        assert_eq!(argmax(&[-0.0, 0.0, 0.0]), 1);
+        assert_eq!(argmax(&[f32::NEG_INFINITY, f32::MIN]), 1);
+        assert_eq!(argmax(&[-1.0; 5]), 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod cpu;
 
 use crate::error::Result;
+use crate::sample;
 
 /// How to load a model on any device.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,17 @@ pub trait Backend: Send {
 
     /// Logits of the last [`Backend::run`]: `vocabulary` numbers for each wanted column, in order.
     fn logits(&self) -> &[f32];
+
+    /// Runs `token` at `position`, as [`Backend::run`] does, and returns the token that follows best: that of the largest
+    /// logit ([`sample::best`]). Afterwards [`Backend::logits`] may be empty: a device need not bring them to the host, and
+    /// it may keep the token where the next call takes it from.
+    ///
+    /// # Errors
+    /// As for [`Backend::run`].
+    fn run_best(&mut self, token: u32, position: usize) -> Result<u32> {
+        self.run(&[token], position, Wanted::Last)?;
+        Ok(sample::best(self.logits()))
+    }
 
     /// Bytes of weights that a single token reads.
     fn weight_bytes(&self) -> u64;

@@ -4,13 +4,15 @@
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
 
-use crate::layout::ActivateArgs;
+use crate::layout::{ActivateArgs, THREADS};
+
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
 
 #[cuda_module]
 pub mod entries {
     use super::*;
     use crate::block::{begin, gated, thread_index, write_part};
-    use crate::layout::{PART, THREADS};
+    use crate::layout::PART;
 
     /// Element `256 x + t` of column `y`.
     #[kernel]
@@ -28,7 +30,7 @@ pub mod entries {
         unsafe {
             let mut value = *args.gate.add(at);
             if !args.up.is_null() {
-                value = gated(args.activation, value, *args.up.add(at));
+                value = gated(args.activation, value, *args.up.add(at), args.limit);
             }
             *args.out.values.add(at) = value;
             if width % PART == 0 {

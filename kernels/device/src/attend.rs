@@ -12,6 +12,8 @@ use crate::heads::{ready_query, store_key, store_value};
 use crate::layout::{HeadsArgs, PART, THREADS};
 use crate::row::Wide;
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
+
 /// Bytes of shared memory for heads of `width` elements and `context` positions.
 pub const fn shared_bytes(width: usize, context: usize) -> usize {
     4 * (2 * width + 16 + 32 * width + context)

@@ -4,12 +4,15 @@
 //! wants logits is recorded once as a graph and replayed: token and position are read from a word array on the card,
 //! so the same graph serves every step.
 
+mod best;
+
 use cuda_core::{CudaFunction, DeviceBuffer, PinnedHostBuffer, memory};
 use kiln_engine::backend::{Backend, LoadOptions, Wanted};
 use kiln_engine::error::{Error, Place};
 use kiln_engine::model::{Activation, Model, Pairing};
 
 use crate::gpu::{Gpu, Graph, Result};
+use crate::heads::HEAD_THREADS;
 use crate::layout::{
     ActivateArgs, Activations, COLUMNS, EmbedArgs, HeadsArgs, Matrix, NO_FAULT, NormArgs, PART, PartMeta,
     PostArgs, RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
@@ -115,6 +118,7 @@ struct Entries {
     pairs: CudaFunction,
     /// Many columns, on the tensor cores.
     tiles: CudaFunction,
+    argmax: CudaFunction,
 }
 
 impl Entries {
@@ -141,6 +145,7 @@ impl Entries {
             normed_rows: [resident("kiln_normed_rows_wide")?, resident("kiln_normed_rows_narrow")?],
             pairs: gpu.entry("kiln_pairs")?,
             tiles: gpu.entry("kiln_tiles")?,
+            argmax: gpu.entry("kiln_argmax")?,
             gated_rows: [resident("kiln_gated_rows_wide")?, resident("kiln_gated_rows_narrow")?],
         })
     }
@@ -231,6 +236,7 @@ pub struct Cuda {
     filled: usize,
     wanted: usize,
     step: Option<Graph>,
+    best: best::Best,
     /// How many rows of each part of the gated pair are ready: zeros between launches.
     ready: DeviceBuffer<u32>,
     /// Take the entries of batches for single columns too: for comparisons.
@@ -331,6 +337,7 @@ impl Cuda {
             filled: 0,
             wanted: 0,
             step: None,
+            best: best::Best::new(&gpu)?,
             ready: gpu.zeros(sizes.inner.div_ceil(PART))?,
             unfused: false,
             stale: false,
@@ -387,6 +394,7 @@ impl Cuda {
     pub fn set_unfused(&mut self, unfused: bool) {
         self.unfused = unfused;
         self.step = None;
+        self.best.forget();
     }
 
     fn check(&self, tokens: &[u32], position: usize, wanted: Wanted) -> std::result::Result<(), String> {
@@ -409,6 +417,7 @@ impl Cuda {
 
     fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
         let count = tokens.len();
+        self.best.state_changes();
         let first = match wanted {
             Wanted::Nothing => count,
             Wanted::Last => count - 1,
@@ -449,7 +458,8 @@ impl Cuda {
             self.feed_forward(index, layer, count)?;
         }
         if first < count {
-            self.output(count, first)?;
+            self.head(count, first)?;
+            self.bring_logits(count - first)?;
         }
         // SAFETY: as above.
         unsafe {
@@ -533,7 +543,7 @@ impl Cuda {
         unsafe {
             if !self.is_fused(count) {
                 let heads = (config.heads + config.kv_heads, count);
-                self.gpu.launch(&self.entries.heads, heads, 32, 8 * config.head_width, &args)?;
+                self.gpu.launch(&self.entries.heads, heads, HEAD_THREADS, 8 * config.head_width, &args)?;
             }
             self.gpu.launch(&self.entries.attend, (config.heads, count), THREADS, shared, &args)?;
         }
@@ -564,18 +574,20 @@ impl Cuda {
         self.add(&layer.down, &layer.post_feed_forward_norm, stage, count, false)
     }
 
-    /// Logits of the columns from `first` on, and their copy to the host.
-    fn output(&self, count: usize, first: usize) -> Result<()> {
+    /// The stage that a fault among the logits names.
+    fn logits_stage(&self) -> u32 {
+        STAGE_EMBEDDING + 1 + 2 * self.layers.len() as u32
+    }
+
+    /// Logits of the columns from `first` on.
+    fn head(&self, count: usize, first: usize) -> Result<()> {
         let wanted = count - first;
-        let stage = STAGE_EMBEDDING + 1 + 2 * self.layers.len() as u32;
-        self.normed_rows(
-            &[(&self.head, &self.logits)],
-            &self.output_norm,
-            wanted,
-            first,
-            mode::CHECK,
-            stage,
-        )?;
+        let matrices = [(&self.head, &self.logits)];
+        self.normed_rows(&matrices, &self.output_norm, wanted, first, mode::CHECK, self.logits_stage())
+    }
+
+    /// Enqueues the copy of the first `wanted` columns of logits to the host.
+    fn bring_logits(&self, wanted: usize) -> Result<()> {
         let bytes = 4 * wanted * self.model.vocabulary();
         let target = self.host_logits.as_ptr().cast_mut();
         // SAFETY: the buffers hold the wanted columns, and live until the caller waits.
@@ -690,7 +702,7 @@ impl Cuda {
             width: width as u32,
             activation: self.activation(),
             tiled: self.is_tiled(count),
-            reserved: 0,
+            limit: f32::INFINITY,
         };
         let grid = (width.div_ceil(THREADS), count);
         // SAFETY: the grid covers the columns, and the buffers hold them.
@@ -756,6 +768,8 @@ impl Cuda {
             first_column: first_column as u32,
             epsilon: self.model.config.epsilon,
             activation: self.activation(),
+            limit: f32::INFINITY,
+            reserved: 0,
         }
     }
 
@@ -832,6 +846,10 @@ impl Backend for Cuda {
 
     fn logits(&self) -> &[f32] {
         &self.host_logits.as_slice()[..self.wanted * self.model.vocabulary()]
+    }
+
+    fn run_best(&mut self, token: u32, position: usize) -> kiln_engine::Result<u32> {
+        best::run(self, token, position)
     }
 
     fn weight_bytes(&self) -> u64 {

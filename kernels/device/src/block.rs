@@ -43,7 +43,7 @@ pub fn butterfly(partial: f32) -> f32 {
 /// Spelled, with a move in front: the backend looks at the text between two semicolons, and takes `redux.sync` beside the
 /// `.f32` of another instruction for one that only later cards have.
 #[inline(always)]
-fn largest_of_warp(word: u32) -> u32 {
+pub fn largest_of_warp(word: u32) -> u32 {
     let largest: u32;
     // SAFETY: all lanes of the warp are here.
     unsafe {
@@ -155,12 +155,35 @@ pub fn normalised(x: f32, scale: f32, weight: f32) -> f32 {
     canonical(a.mul(a.mul(x, scale), weight))
 }
 
-/// The activation between the halves of a feed-forward block, times `up`.
+/// The activation between the halves of a feed-forward block, times `up`; `limit` clamps both first, infinity does not.
 #[inline(always)]
-pub fn gated(activation: u32, gate: f32, up: f32) -> f32 {
-    let a = Device;
-    let value = if activation == 0 { math::silu(a, gate) } else { math::gelu_tanh(a, gate) };
-    a.mul(value, up)
+pub fn gated(activation: u32, gate: f32, up: f32, limit: f32) -> f32 {
+    let kind = if activation == 0 { math::Gate::Silu } else { math::Gate::GeluTanh };
+    math::gated(Device, kind, gate, up, limit)
+}
+
+/// Adds to a counter and returns what was there.
+///
+/// # Safety
+/// `counter` is a counter on the card.
+#[inline(always)]
+pub unsafe fn count_up(counter: *mut u32, by: u32) -> u32 {
+    let before: u32;
+    // SAFETY: an atomic on the caller's counter.
+    unsafe {
+        ptx_asm!("atom.global.add.u32 %0, [%1], %2;", out("=r") before, in("l") counter, in("r") by, clobber("memory"));
+    }
+    before
+}
+
+/// Orders the thread's accesses, before and after, as other threads of the card see them.
+///
+/// # Safety
+/// None but being on the card.
+#[inline(always)]
+pub unsafe fn thread_fence() {
+    // SAFETY: orders the thread's own accesses.
+    unsafe { ptx_asm!("fence.acq_rel.gpu;", clobber("memory")) }
 }
 
 /// Whether a number is neither infinite nor a NaN.

@@ -126,3 +126,15 @@ pub fn expect_length(buffer: &str, found: usize, expected: usize) -> Result<(), 
         Err(format!("buffer `{buffer}` has {found} elements, expected {expected}").into())
     }
 }
+
+/// Checks that a buffer holds at least what a launch contract states.
+///
+/// # Errors
+/// It is shorter.
+pub fn expect_room(buffer: &str, found: usize, expected: usize) -> Result<(), RunError> {
+    if found >= expected {
+        Ok(())
+    } else {
+        Err(format!("buffer `{buffer}` has {found} elements, expected at least {expected}").into())
+    }
+}

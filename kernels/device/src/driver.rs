@@ -127,6 +127,7 @@ driver_functions! {
     cuMemFreeAsync
     cuMemFreeHost
     cuMemFree_v2
+    cuMemGetAddressRange_v2
     cuMemGetInfo_v2
     cuMemGetAllocationGranularity
     cuMemMap

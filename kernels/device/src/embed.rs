@@ -4,14 +4,16 @@
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
 
-use crate::layout::EmbedArgs;
+use crate::layout::{EmbedArgs, THREADS};
+
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
 
 #[cuda_module]
 pub mod entries {
     use super::*;
     use crate::arith::Device;
     use crate::block::{begin, check, raise, thread_index};
-    use crate::layout::{STAGE_EMBEDDING, STAGE_RANGE, THREADS};
+    use crate::layout::{STAGE_EMBEDDING, STAGE_RANGE};
     use crate::row;
     use kiln_kernels::Arith;
 

@@ -6,7 +6,9 @@
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
 
-use crate::block::{begin, gated, norm_scale, normalised, quantise, thread_index, write_part};
+use crate::block::{
+    begin, count_up, gated, norm_scale, normalised, quantise, thread_fence, thread_index, write_part,
+};
 use crate::layout::{Matrix, PART, PartMeta, RowsArgs, place};
 use crate::row::{self, Input};
 use crate::rows::{find, finish, slots};
@@ -218,7 +220,7 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         while row < rows {
             let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
-                *args.x.values.add(row) = gated(args.activation, gate, up);
+                *args.x.values.add(row) = gated(args.activation, gate, up, args.limit);
             }
             row += stride;
         }
@@ -261,22 +263,6 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
 #[inline(always)]
 fn t_row<const SPAN: usize>(row: usize) -> usize {
     row % (32 / SPAN)
-}
-
-#[inline(always)]
-unsafe fn count_up(counter: *mut u32, by: u32) -> u32 {
-    let before: u32;
-    // SAFETY: an atomic on the caller's counter.
-    unsafe {
-        ptx_asm!("atom.global.add.u32 %0, [%1], %2;", out("=r") before, in("l") counter, in("r") by, clobber("memory"));
-    }
-    before
-}
-
-#[inline(always)]
-unsafe fn thread_fence() {
-    // SAFETY: orders the thread's own accesses.
-    unsafe { ptx_asm!("fence.acq_rel.gpu;", clobber("memory")) }
 }
 
 /// A load that does not take an older copy from this multiprocessor's cache.

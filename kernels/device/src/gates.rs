@@ -3,8 +3,12 @@
 //! Each gate compares bits and reports what differs. `--plant NAME` puts a defect on the card, which the gate of that name
 //! must find: then the run is red. Exit code 0: nothing red and nothing but skipped; 1: red, or no gate of that name.
 
+mod contracts;
+mod fused;
+mod selected;
+
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -24,7 +28,7 @@ use crate::layout::{
     PostArgs, RowsArgs, THREADS, TILE, meta_place, mode, place, quant_place,
 };
 use crate::upload::{self, Description};
-use crate::{attend, rows, tiles};
+use crate::{argmax, attend, rows, tiles};
 
 /// A gate: its name, the defect that shows that it works, and the comparison.
 struct Gate {
@@ -33,9 +37,12 @@ struct Gate {
     run: fn(&Context) -> Result<Tally>,
 }
 
-const GATES: [Gate; 5] = [
+const GATES: [Gate; 8] = [
     Gate { name: "kquant", plant: "scale-bit", run: kquant },
+    Gate { name: "kquant-fused", plant: "norm-bit", run: fused::fused_rows },
+    Gate { name: "kquant-selected", plant: "slot-order", run: selected::selected },
     Gate { name: "cpu-bits", plant: "epsilon-ulp", run: cpu_bits },
+    Gate { name: "contracts", plant: "long-buffer", run: contracts::contracts },
     Gate { name: "graph", plant: "stale-state", run: graph },
     Gate { name: "batch", plant: "cache-bit", run: batch },
     Gate { name: "e2e", plant: "weight-bit", run: end_to_end },
@@ -45,7 +52,7 @@ const GATES: [Gate; 5] = [
 struct Context {
     device: usize,
     plant: Option<String>,
-    model: Option<PathBuf>,
+    models: Vec<PathBuf>,
     positions: usize,
 }
 
@@ -107,7 +114,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
         Ok((filter, context)) => run(filter.as_deref(), &context),
         Err(problem) => {
             eprintln!(
-                "error: {problem}\nusage: kiln gate [FILTER] [--device cuda:N] [--plant NAME] [-m FILE] [-n POSITIONS]"
+                "error: {problem}\nusage: kiln gate [FILTER] [--device cuda:N] [--plant NAME] [-m FILE|FOLDER]... [-n POSITIONS]"
             );
             ExitCode::FAILURE
         }
@@ -116,7 +123,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
 
 fn parse(arguments: &[String]) -> std::result::Result<(Option<String>, Context), String> {
     let mut filter = None;
-    let mut context = Context { device: 0, plant: None, model: None, positions: 256 };
+    let mut context = Context { device: 0, plant: None, models: Vec::new(), positions: 256 };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -132,7 +139,7 @@ fn parse(arguments: &[String]) -> std::result::Result<(Option<String>, Context),
                 }
                 context.plant = Some(name.clone());
             }
-            "-m" | "--model" => context.model = Some(value()?.into()),
+            "-m" | "--model" => context.models.extend(model_files(Path::new(value()?))?),
             "-n" => context.positions = value()?.parse().map_err(|_| "-n needs a number")?,
             "--device" => {
                 let name: kiln_engine::selftest::DeviceName =
@@ -147,6 +154,30 @@ fn parse(arguments: &[String]) -> std::result::Result<(Option<String>, Context),
         }
     }
     Ok((filter, context))
+}
+
+/// A file, or the models in a folder: GGUF files that name an architecture, by name.
+fn model_files(path: &Path) -> std::result::Result<Vec<PathBuf>, String> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let problem = |error: std::io::Error| format!("{} cannot be read: {error}", path.display());
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(problem)? {
+        let file = entry.map_err(problem)?.path();
+        if file.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        let gguf = Gguf::open(&file).map_err(|error| error.to_string())?;
+        if gguf.string("general.architecture").is_ok_and(|name| name.is_some()) {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        return Err(format!("no file in {} is a model", path.display()));
+    }
+    files.sort();
+    Ok(files)
 }
 
 fn run(filter: Option<&str>, context: &Context) -> ExitCode {
@@ -182,7 +213,7 @@ fn run(filter: Option<&str>, context: &Context) -> ExitCode {
                 }
             },
         };
-        println!("{:<10} {line} ({:.1} s)", gate.name, began.elapsed().as_secs_f64());
+        println!("{:<15} {line} ({:.1} s)", gate.name, began.elapsed().as_secs_f64());
         let _ = std::io::stdout().flush();
     }
     let wall = started.elapsed().as_secs_f64();
@@ -328,6 +359,8 @@ fn row_args(
         first_column: 0,
         epsilon: 0.0,
         activation: 0,
+        limit: f32::INFINITY,
+        reserved: 0,
     }
 }
 
@@ -335,15 +368,19 @@ fn row_args(
 fn kquant(context: &Context) -> Result<Tally> {
     let gpu = Gpu::open(context.device)?;
     let mut tally = Tally::default();
+    kquant_of(&gpu, &TensorType::ALL, context.planted("scale-bit"), &mut tally)?;
+    Ok(tally)
+}
+
+fn kquant_of(gpu: &Gpu, kinds: &[TensorType], mut planted: bool, tally: &mut Tally) -> Result<()> {
     let mut rng = Rng(1);
-    let mut planted = context.planted("scale-bit");
     let entries = [
         [gpu.entry("kiln_rows_wide")?, gpu.entry("kiln_rows_narrow")?],
         [gpu.entry("kiln_batch_wide")?, gpu.entry("kiln_batch_narrow")?],
     ];
     let tile_entry = gpu.entry("kiln_tiles")?;
     let fault = DeviceBuffer::from_host(&gpu.stream, &[NO_FAULT])?;
-    for kind in TensorType::ALL {
+    for kind in kinds.iter().copied() {
         for (columns, wild) in
             [(256, false), (256, true), (576, false), (2304, false), (4096, false), (8192, false)]
         {
@@ -363,7 +400,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             for column in 0..COLUMNS {
                 values.extend(rng.floats([0, 0, 1, 0, 3, 0, 0, 2][column], columns));
             }
-            let x = Columns::new(&gpu, values, columns)?;
+            let x = Columns::new(gpu, values, columns)?;
             let want: Vec<f32> = (0..COLUMNS)
                 .flat_map(|column| {
                     let parts = columns / PART;
@@ -386,7 +423,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             if upload::is_quantised(kind) {
                 // The same columns four times over, so that a whole tile is there; some are left out of it.
                 let wide =
-                    Columns::new(&gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(&gpu, columns)?;
+                    Columns::new(gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(gpu, columns)?;
                 for m in [2, COLUMNS, TILE - 1, TILE] {
                     let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
                     let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
@@ -418,7 +455,7 @@ fn kquant(context: &Context) -> Result<Tally> {
             }
         }
     }
-    Ok(tally)
+    Ok(())
 }
 
 /// Every other entry against the walks on the host, over shapes and data.
@@ -427,11 +464,16 @@ fn cpu_bits(context: &Context) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut rng = Rng(2);
     let ulp = u32::from(context.planted("epsilon-ulp"));
-    norms(&gpu, &mut rng, ulp, &mut tally)?;
-    gates(&gpu, &mut rng, &mut tally)?;
-    embeddings(&gpu, &mut rng, &mut tally)?;
-    heads(&gpu, &mut rng, &mut tally)?;
+    operations(&gpu, &mut rng, ulp, &mut tally)?;
     Ok(tally)
+}
+
+fn operations(gpu: &Gpu, rng: &mut Rng, ulp: u32, tally: &mut Tally) -> Result<()> {
+    norms(gpu, rng, ulp, tally)?;
+    gates(gpu, rng, tally)?;
+    argmax_of_columns(gpu, rng, tally)?;
+    embeddings(gpu, rng, tally)?;
+    heads(gpu, rng, tally)
 }
 
 /// Quants of columns of `width`, where the card has them.
@@ -542,7 +584,9 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
     let entry = gpu.entry("kiln_activate")?;
     for width in [32, 576, 1536, 100] {
         for kind in 0..5 {
-            for activation in 0..3 {
+            for (activation, limit) in
+                [(0, f32::INFINITY), (1, f32::INFINITY), (2, f32::INFINITY), (0, 10.0), (0, 0.5), (1, 0.5)]
+            {
                 let columns = 2;
                 let gate: Vec<f32> = rng.floats(kind, columns * width).iter().map(|v| v * 8.0).collect();
                 let up = rng.floats(kind, columns * width);
@@ -550,8 +594,9 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                     .iter()
                     .zip(&up)
                     .map(|(g, u)| match activation {
-                        0 => Host.mul(math::silu(Host, *g), *u),
-                        1 => Host.mul(math::gelu_tanh(Host, *g), *u),
+                        0 if limit == f32::INFINITY => Host.mul(math::silu(Host, *g), *u),
+                        0 => math::gated(Host, math::Gate::Silu, *g, *u, limit),
+                        1 => math::gated(Host, math::Gate::GeluTanh, *g, *u, limit),
                         _ => *g,
                     })
                     .collect();
@@ -567,14 +612,82 @@ fn gates(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                     width: width as u32,
                     activation,
                     tiled: 0,
-                    reserved: 0,
+                    limit,
                 };
                 // SAFETY: the buffers are as long as the module says.
                 unsafe { gpu.launch(&entry, (width.div_ceil(THREADS), columns), THREADS, 0, &args)? };
-                let name = format!("activate {width} data {kind} activation {activation}");
+                let name = format!("activate {width} data {kind} activation {activation} clamp {limit}");
                 compare_activations(gpu, tally, &name, &want, width, &out)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Where the largest logit is: ties, zeros of both signs, denormals, infinities; a NaN raises the fault word.
+fn argmax_of_columns(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
+    let entry = gpu.entry("kiln_argmax")?;
+    let stream = &gpu.stream;
+    for count in [1, 2, 31, 32, 33, 255, 257, 1000, 4097, 49_152, 151_936, 1_000_003] {
+        let columns = 9;
+        let mut logits = Vec::new();
+        for column in 0..columns {
+            let mut x = rng.floats([0, 1, 2, 3, 0, 0, 0, 4, 0][column], count);
+            match column {
+                // All equal; ties of the largest at both ends and in one thread's hands; below every finite number.
+                4 => x.fill(-1.5),
+                5 => [0, count - 1, count / 2, count.min(513) - 1].into_iter().for_each(|i| x[i] = 9.0),
+                6 => {
+                    x.fill(f32::NEG_INFINITY);
+                    x[count - 1] = f32::MIN;
+                }
+                8 => x.iter_mut().for_each(|x| *x = [0.0, -0.0, -1.0][(x.to_bits() % 3) as usize]),
+                _ => {}
+            }
+            logits.extend(x);
+        }
+        let nans: Vec<bool> = logits.chunks(count).map(|x| x.iter().any(|x| x.is_nan())).collect();
+        let want: Vec<u32> = logits.chunks(count).map(kiln_engine::sample::best).collect();
+        let logits = DeviceBuffer::from_host(stream, &logits)?;
+        let best = DeviceBuffer::from_host(stream, &vec![0u64; columns])?;
+        let done = DeviceBuffer::from_host(stream, &vec![0u32; columns])?;
+        let tokens = DeviceBuffer::from_host(stream, &vec![7u32; columns])?;
+        let state = DeviceBuffer::from_host(stream, &[40u32, 7])?;
+        // Twice, so that what must be zero again is seen to be.
+        for round in 0..2 {
+            let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
+            let buffers = argmax::Buffers {
+                logits: &logits,
+                best: &best,
+                done: &done,
+                tokens: &tokens,
+                state: (round == 1).then_some(&state),
+                fault: &fault,
+            };
+            argmax::launch(gpu, &entry, &buffers, count, columns, 66)?;
+            let got = tokens.to_host_vec(stream)?;
+            for column in (0..columns).filter(|column| !nans[*column]) {
+                let what = |_| format!("argmax of {count}, column {column}, round {round}");
+                tally.words(&what, &want[column..=column], &got[column..=column]);
+            }
+            let bad = nans.iter().position(|nan| *nan).map_or(NO_FAULT, |column| 66 << 16 | column as u32);
+            tally.words(&|_| format!("argmax of {count}: fault"), &[bad], &fault.to_host_vec(stream)?);
+        }
+        let state = state.to_host_vec(stream)?;
+        tally.words(&|i| format!("argmax of {count}: state {i}"), &[41, want[0]], &state);
+        let short = argmax::Buffers {
+            logits: &logits,
+            best: &best,
+            done: &done,
+            tokens: &tokens,
+            state: None,
+            fault: &done,
+        };
+        let refused = [
+            argmax::launch(gpu, &entry, &short, count, columns, 66).is_err(),
+            argmax::launch(gpu, &entry, &short, count + 1, columns, 66).is_err(),
+        ];
+        tally.words(&|i| format!("argmax of {count}: refusal {i}"), &[true; 2], &refused);
     }
     Ok(())
 }
@@ -676,7 +789,7 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
                 DeviceBuffer::from_host(stream, &cache_keys)?,
                 DeviceBuffer::from_host(stream, &cache_values)?,
             );
-            let state = DeviceBuffer::from_host(stream, &[position as u32, 0])?;
+            let state = DeviceBuffer::from_host(stream, &[position as u32])?;
             let fault = DeviceBuffer::from_host(stream, &[NO_FAULT])?;
             let out = Columns::new(gpu, vec![7.0; columns * queries], queries)?;
             let address = |buffer: &DeviceBuffer<f32>, given: bool| {
@@ -787,10 +900,10 @@ fn heads(gpu: &Gpu, rng: &mut Rng, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// The models that a gate runs: the built-in one, and the one that was given.
+/// The models that a gate runs: the built-in one, and those that were given.
 fn models(context: &Context) -> Result<Vec<(String, Model)>> {
     let mut models = vec![("built-in".to_owned(), Model::from_gguf(kiln_engine::builtin()?)?)];
-    if let Some(path) = &context.model {
+    for path in &context.models {
         models.push((path.display().to_string(), Model::from_gguf(Gguf::open(path)?)?));
     }
     Ok(models)
@@ -841,6 +954,39 @@ fn graph(context: &Context) -> Result<Tally> {
         }
     }
     Ok(tally)
+}
+
+/// Steps that choose the next token themselves against logits that the host looks at: replayed and launched, continued and
+/// begun anew.
+fn best_tokens(
+    tally: &mut Tally,
+    name: &str,
+    host: &mut dyn Backend,
+    cuda: &mut Cuda,
+    count: usize,
+) -> Result<()> {
+    let mut token = 1 % host.vocabulary() as u32;
+    for position in 0..count {
+        host.run(&[token], position, Wanted::Last)?;
+        let want = kiln_engine::sample::best(host.logits());
+        // Every fourth step is repeated and the one after it begins with logits, so that the state on the card is not
+        // what the next step needs.
+        cuda.set_eager(position % 3 == 2);
+        let mut got = vec![cuda.run_best(token, position)?];
+        if position % 4 == 1 {
+            got.push(cuda.run_best(token, position)?);
+            cuda.run(&[token], position, Wanted::Last)?;
+            got.push(kiln_engine::sample::best(cuda.logits()));
+        }
+        tally.words(
+            &|_| format!("{name}: best token after position {position}"),
+            &vec![want; got.len()],
+            &got,
+        );
+        token = want;
+    }
+    cuda.set_eager(false);
+    Ok(())
 }
 
 /// Batches of several sizes against one token at a time.
@@ -906,6 +1052,10 @@ fn end_to_end(context: &Context) -> Result<Tally> {
         let (keys, values) = cuda.cache()?;
         tally.words(&|i| format!("{name}: key {i}"), host.cache().0, &keys);
         tally.words(&|i| format!("{name}: value {i}"), host.cache().1, &values);
+        best_tokens(&mut tally, &name, &mut host, &mut cuda, count.min(48))?;
+        let (keys, values) = cuda.cache()?;
+        tally.words(&|i| format!("{name}: key {i} of the best tokens"), host.cache().0, &keys);
+        tally.words(&|i| format!("{name}: value {i} of the best tokens"), host.cache().1, &values);
     }
     Ok(tally)
 }

@@ -1,11 +1,14 @@
 //! One open card: its context, a stream, and the entries of this binary; launches and graphs.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cuda_core::{CudaContext, CudaFunction, CudaModule, CudaStream, DeviceBuffer, DriverError, sys};
 use kiln_engine::selftest::RunError;
 
+use crate::contract::{Contract, Reach};
 use crate::{driver, q8_0_row};
 
 /// The result of an operation on the card.
@@ -22,7 +25,16 @@ pub struct Gpu {
     module: Arc<CudaModule>,
     /// Whether a launch may begin while the one before it ends (Hopper and later).
     overlap: bool,
+    /// Names of the entries that were asked for, by their handles.
+    names: RefCell<HashMap<usize, String>>,
+    /// What launches reached and the driver said is there: asked once for each buffer and length.
+    reached: RefCell<HashSet<(u64, usize)>>,
+    /// For tests of the contracts: of every entry's buffers, the least that an allocation was longer than stated.
+    slack: Option<RefCell<Slack>>,
 }
+
+/// Bytes by entry and buffer.
+pub type Slack = BTreeMap<(String, &'static str), usize>;
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const OVERLAP: u32 = sys::CUlaunchAttributeID_enum_CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -48,7 +60,8 @@ impl Gpu {
         let _anchor = unsafe { q8_0_row::entries::load(&context)? };
         let module = cuda_core::embedded::load_embedded_module(&context, env!("CARGO_PKG_NAME"))?;
         let overlap = cfg!(overlap) && context.compute_capability()? >= (9, 0);
-        Ok(Gpu { index, context, stream, module, overlap })
+        let (names, reached) = (RefCell::default(), RefCell::default());
+        Ok(Gpu { index, context, stream, module, overlap, names, reached, slack: None })
     }
 
     /// The card's name.
@@ -61,7 +74,10 @@ impl Gpu {
     /// # Errors
     /// There is none of this name.
     pub fn entry(&self, name: &str) -> Result<CudaFunction> {
-        self.module.load_function(name).map_err(|error| format!("entry {name}: {}", in_words(error)).into())
+        let entry =
+            self.module.load_function(name).map_err(|error| format!("entry {name}: {}", in_words(error)))?;
+        self.names.borrow_mut().insert(entry_key(&entry), name.to_owned());
+        Ok(entry)
     }
 
     /// Free bytes on the card.
@@ -105,14 +121,69 @@ impl Gpu {
         Ok(each as usize * self.context.multiprocessor_count()? as usize)
     }
 
+    /// Refuses a launch that would reach beyond the buffers of its arguments.
+    ///
+    /// # Errors
+    /// It would, or these are not the arguments of that entry.
+    pub fn check_contract<A: Contract>(
+        &self,
+        entry: &CudaFunction,
+        grid: (usize, usize),
+        args: &A,
+    ) -> Result<()> {
+        let names = self.names.borrow();
+        let name = names.get(&entry_key(entry)).map_or("an entry of another card", String::as_str);
+        let reaches = args
+            .reaches(name, grid)
+            .ok_or_else(|| format!("{name} is launched with the arguments of another entry"))?;
+        for reach in reaches {
+            let known = (reach.address, reach.bytes);
+            if self.slack.is_none() && self.reached.borrow().contains(&known) {
+                continue;
+            }
+            self.check_reach(name, &reach)?;
+            self.reached.borrow_mut().insert(known);
+        }
+        Ok(())
+    }
+
+    fn check_reach(&self, entry: &str, reach: &Reach) -> Result<()> {
+        let Reach { buffer, address, bytes } = *reach;
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: both are written; the address is only looked up.
+        let found = unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) } == 0;
+        let room =
+            if found { (base as usize).saturating_add(size).saturating_sub(address as usize) } else { 0 };
+        if bytes <= room {
+            if let Some(slack) = &self.slack {
+                let mut slack = slack.borrow_mut();
+                let least = slack.entry((entry.to_owned(), buffer)).or_insert(usize::MAX);
+                *least = (*least).min(room - bytes);
+            }
+            return Ok(());
+        }
+        Err(format!("{entry}: buffer `{buffer}` has {room} bytes on the card, expected at least {bytes}")
+            .into())
+    }
+
+    /// Notes from now on how much longer the buffers are than stated, and asks the driver at every launch.
+    pub fn note_slack(&mut self) {
+        self.slack = Some(RefCell::default());
+    }
+
+    /// What was noted.
+    pub fn slack(&self) -> Slack {
+        self.slack.as_ref().map(|slack| slack.borrow().clone()).unwrap_or_default()
+    }
+
     /// Enqueues an entry that takes one argument by value.
     ///
     /// # Safety
-    /// `A` is the entry's parameter, and the grid and what the argument points to are what the entry's module says.
+    /// `A` is the entry's parameter, and the grid is what the entry's module says.
     ///
     /// # Errors
-    /// The driver's.
-    pub unsafe fn launch<A: Copy>(
+    /// A buffer is shorter than the entry's [`Contract`] says, or the driver's.
+    pub unsafe fn launch<A: Contract>(
         &self,
         entry: &CudaFunction,
         grid: (usize, usize),
@@ -139,6 +210,7 @@ impl Gpu {
             numAttrs: u32::from(self.overlap),
         };
         self.context.bind_to_thread()?;
+        self.check_contract(entry, (grid.0 as usize, grid.1 as usize), args)?;
         // SAFETY: the caller's promise; every entry waits for the launches before it.
         check(unsafe {
             sys::cuLaunchKernelEx(&config, entry.cu_function(), params.as_mut_ptr(), std::ptr::null_mut())
@@ -196,6 +268,12 @@ impl Gpu {
         // SAFETY: the graph is live, and so is all that it was recorded with: they have one owner.
         check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream.cu_stream()) })
     }
+}
+
+/// What tells one entry of a module from another.
+fn entry_key(entry: &CudaFunction) -> usize {
+    // SAFETY: the handle is only compared.
+    unsafe { entry.cu_function() as usize }
 }
 
 /// A recorded sequence of launches and copies.

@@ -3,11 +3,17 @@
 //! For C columns: see [`HeadsArgs`]. Grid: `heads + kv_heads` blocks of 32 threads, by C; shared memory 2 `width` floats.
 
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, thread, warp};
-use kiln_kernels::{Arith, attention, canonical, math};
+use kiln_kernels::{Arith, LANES, attention, canonical, math};
 
 use crate::arith::Device;
 use crate::block::{begin, norm_scale, normalised, raise};
 use crate::layout::{HeadsArgs, STAGE_RANGE};
+
+/// Threads of a block: a warp.
+pub const HEAD_THREADS: usize = 32;
+
+const _: () =
+    assert!(HEAD_THREADS == 32 && HEAD_THREADS == LANES, "the literal in #[launch_bounds], and below");
 
 #[cuda_module]
 pub mod entries {

@@ -15,8 +15,6 @@ pub const TILE: usize = 32;
 /// Threads of a block in every launch, and what the entries' launch bounds say.
 pub const THREADS: usize = 256;
 
-const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
-
 /// How a tensor's parts are packed; the device's dispatch is over these numbers.
 pub mod class {
     /// Nibbles less 8, a scale.
@@ -220,6 +218,10 @@ pub struct RowsArgs {
     pub epsilon: f32,
     /// 0: silu, 1: gelu.
     pub activation: u32,
+    /// The clamp of the gated pair ([`kiln_kernels::math::gated`]); infinity: none.
+    pub limit: f32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Arguments of the entry that readies heads, and of attention.
@@ -296,8 +298,8 @@ pub struct ActivateArgs {
     pub activation: u32,
     /// The result is for the tensor cores: see [`quant_place`].
     pub tiled: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// The clamp of the gated pair ([`kiln_kernels::math::gated`]); infinity: none.
+    pub limit: f32,
 }
 
 /// Arguments of the embedding entry.
@@ -339,6 +341,90 @@ pub struct PostArgs {
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
 }
+
+/// Arguments of the entry that finds the largest logit of each column.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArgmaxArgs {
+    /// `columns * count`.
+    pub logits: *const f32,
+    /// A word for each column, zero before and after.
+    pub best: *mut u64,
+    /// Blocks that are done with each column, zero before and after.
+    pub done: *mut u32,
+    /// Result, for each column.
+    pub tokens: *mut u32,
+    /// Position and token of the next step, or null.
+    pub state: *mut u32,
+    /// The fault word.
+    pub fault: *mut u32,
+    /// Logits of a column.
+    pub count: u32,
+    /// The stage that a fault names.
+    pub stage: u32,
+    /// The number of the first column, in faults.
+    pub first_column: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Arguments of the entries of a feed-forward block of which a token takes a few of many experts.
+///
+/// For T tokens with U selections each and S = T U: selection `s` is number `s % U` of token `s / U`. Sorted by expert,
+/// the selections are columns in tiles of [`TILE`], each of one expert.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsArgs {
+    /// `experts * inner` rows.
+    pub gate: Matrix,
+    /// As above.
+    pub up: Matrix,
+    /// `experts * rows` rows of `inner` columns.
+    pub down: Matrix,
+    /// The expert of each selection: S.
+    pub chosen: *const u32,
+    /// The weight of each selection: S.
+    pub weights: *const f32,
+    /// Columns of the tokens: T columns of the gate's width.
+    pub x: Activations,
+    /// Gated products: S columns of `inner`, or as many as the tiles have.
+    pub made: Activations,
+    /// The tokens' columns in the order of the tiles.
+    pub sorted: Activations,
+    /// The selection of each column of the tiles, or [`NO_SELECTION`].
+    pub order: *mut u32,
+    /// The expert of each tile, or [`NO_SELECTION`].
+    pub tile_expert: *mut u32,
+    /// Down products: S columns of `rows`.
+    pub products: *mut f32,
+    /// Result: T columns of `rows`.
+    pub out: *mut f32,
+    /// The fault word.
+    pub fault: *mut u32,
+    /// Experts.
+    pub experts: u32,
+    /// Gate rows of an expert, a multiple of 32.
+    pub inner: u32,
+    /// Down rows of an expert, a multiple of 32.
+    pub rows: u32,
+    /// T.
+    pub tokens: u32,
+    /// U.
+    pub used: u32,
+    /// Tiles that there is room for.
+    pub tiles: u32,
+    /// 0: silu, 1: gelu.
+    pub activation: u32,
+    /// The clamp of the gated pair; infinity: none.
+    pub limit: f32,
+    /// One of [`mode`].
+    pub mode: u32,
+    /// The stage that a fault names.
+    pub stage: u32,
+}
+
+/// A column of a tile that no selection is in, or a tile of none.
+pub const NO_SELECTION: u32 = u32::MAX;
 
 /// The fault word: 16 bits of stage, 16 bits of column; the smallest one wins, as on the CPU.
 pub const NO_FAULT: u32 = u32::MAX;

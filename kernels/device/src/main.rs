@@ -1,13 +1,16 @@
 //! `kiln` with CUDA: the same command line as the CPU binary, with one more kind of device.
 
 mod activate;
+mod argmax;
 mod arith;
 mod attend;
 mod backend;
 mod block;
+mod contract;
 mod cuda;
 mod driver;
 mod embed;
+mod experts;
 mod fused;
 mod gates;
 mod gpu;

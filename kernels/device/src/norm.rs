@@ -5,14 +5,16 @@
 
 use cuda_device::{cuda_module, kernel, launch_bounds, thread};
 
-use crate::layout::{NormArgs, PostArgs};
+use crate::layout::{NormArgs, PostArgs, THREADS};
+
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
 
 #[cuda_module]
 pub mod entries {
     use super::*;
     use crate::arith::Device;
     use crate::block::{begin, check, norm_scale, normalised, thread_index, write_part};
-    use crate::layout::{PART, THREADS};
+    use crate::layout::PART;
     use kiln_kernels::Arith;
 
     /// Column `b` in block `b`. Every warp makes the scale for itself.

@@ -11,6 +11,8 @@ use kiln_kernels::{LANES, Q8_0_BYTES, Q8_0Row, Q8_BLOCK, Q8Activations};
 use crate::arith::Warp;
 use crate::cuda::{THREADS, expect_length};
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds] and #[launch_contract]");
+
 #[cuda_module]
 pub mod entries {
     use super::*;

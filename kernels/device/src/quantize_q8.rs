@@ -10,6 +10,8 @@ use kiln_kernels::Q8_BLOCK;
 use crate::arith::Device;
 use crate::cuda::{THREADS, expect_length};
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds] and #[launch_contract]");
+
 #[cuda_module]
 pub mod entries {
     use super::*;

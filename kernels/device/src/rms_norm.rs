@@ -10,6 +10,8 @@ use kiln_kernels::LANES;
 use crate::arith::Warp;
 use crate::cuda::{THREADS, expect_length};
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds] and #[launch_contract]");
+
 #[cuda_module]
 pub mod entries {
     use super::*;

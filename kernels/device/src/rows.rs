@@ -11,6 +11,8 @@ use crate::arith::Device;
 use crate::block::check;
 use crate::layout::{Matrix, RowsArgs, THREADS, mode};
 
+const _: () = assert!(THREADS == 256, "the literals in #[launch_bounds]");
+
 /// Row slots of a matrix: its rows, rounded up so that a warp never holds rows of two.
 pub const fn slots(rows: usize, span: usize) -> usize {
     rows.next_multiple_of(32 / span)

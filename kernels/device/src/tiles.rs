@@ -99,8 +99,17 @@ struct Pair {
 type Four = [f32; 4];
 
 /// A warp's sums of its parts, into `shared[w][row][column]`.
+///
+/// # Safety
+/// Half of the block has rows from `base`, a multiple of 16; there are 32 columns from `column`; see the module.
 #[inline(always)]
-unsafe fn partials<C: Class>(args: &RowsArgs, m: &Matrix, base: usize, column: usize, shared: *mut f32) {
+pub(crate) unsafe fn partials<C: Class>(
+    args: &RowsArgs,
+    m: &Matrix,
+    base: usize,
+    column: usize,
+    shared: *mut f32,
+) {
     let index = thread_index();
     let (w, lane) = (index / 32 % 8, index % 32);
     let (g, t) = (lane / 4, lane % 4);
