@@ -18,10 +18,10 @@ use crate::layout::{
     PostArgs, RowsArgs, STAGE_EMBEDDING, STAGE_RANGE, THREADS, TILE, class, mode,
 };
 use crate::upload::{self, Uploaded};
-use crate::{attend, fused, rows, tiles};
+use crate::{attend, fused, rows, tiles, wide_tiles};
 
 /// Columns of a batch that only fills the cache, at least.
-const PREFILL: usize = 256;
+const PREFILL: usize = 512;
 
 /// What a load takes on the card, term by term, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,8 @@ struct Entries {
     pairs: CudaFunction,
     /// Many columns, on the tensor cores.
     tiles: CudaFunction,
+    /// The same for large products, and how many blocks the card holds at once.
+    wide_tiles: (CudaFunction, usize),
     argmax: CudaFunction,
 }
 
@@ -131,6 +133,9 @@ impl Entries {
             let blocks = gpu.resident_blocks(&entry, fused::TEAM, shared)?;
             Ok((entry, blocks))
         };
+        let wide_tiles = gpu.entry("kiln_wide_tiles")?;
+        gpu.allow_shared(&wide_tiles, wide_tiles::SHARED_BYTES)?;
+        let blocks = gpu.resident_blocks(&wide_tiles, wide_tiles::CREW, wide_tiles::SHARED_BYTES)?;
         Ok(Entries {
             embed: gpu.entry("kiln_embed")?,
             norm: gpu.entry("kiln_norm")?,
@@ -145,6 +150,7 @@ impl Entries {
             normed_rows: [resident("kiln_normed_rows_wide")?, resident("kiln_normed_rows_narrow")?],
             pairs: gpu.entry("kiln_pairs")?,
             tiles: gpu.entry("kiln_tiles")?,
+            wide_tiles: (wide_tiles, blocks),
             argmax: gpu.entry("kiln_argmax")?,
             gated_rows: [resident("kiln_gated_rows_wide")?, resident("kiln_gated_rows_narrow")?],
         })
@@ -727,6 +733,16 @@ impl Cuda {
             return unsafe { self.gpu.launch(&self.entries.pairs, grid, THREADS, 0, &args) };
         }
         if self.is_tiled(count) != 0 {
+            let (entry, resident) = &self.entries.wide_tiles;
+            let tiles =
+                each.into_iter().map(wide_tiles::tiles).sum::<usize>() * count.div_ceil(wide_tiles::SIDE);
+            let parts = args.first.columns as usize / PART;
+            // Too few large tiles would leave multiprocessors idle.
+            if parts <= wide_tiles::MAX_PARTS && 2 * tiles >= *resident {
+                let (crew, shared) = (wide_tiles::CREW, wide_tiles::SHARED_BYTES);
+                // SAFETY: the grid covers the tiles of rows and columns; columns are padded.
+                return unsafe { self.gpu.launch(entry, (tiles, 1), crew, shared, &args) };
+            }
             let tiles = each.into_iter().map(tiles::tiles).sum::<usize>() * count.div_ceil(TILE);
             // SAFETY: the grid covers the tiles of rows and columns; columns are padded.
             return unsafe {

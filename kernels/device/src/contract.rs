@@ -199,7 +199,7 @@ impl Contract for RowsArgs {
                 let padded = columns.next_multiple_of(COLUMNS);
                 matrices.iter().for_each(|m| all.columns_for(m, &self.x, padded));
             }
-            "kiln_tiles" => {
+            "kiln_tiles" | "kiln_wide_tiles" => {
                 let padded = columns.next_multiple_of(TILE);
                 matrices.iter().for_each(|m| all.columns_for(m, &self.x, padded));
             }

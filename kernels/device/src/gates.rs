@@ -28,7 +28,7 @@ use crate::layout::{
     PostArgs, RowsArgs, THREADS, TILE, meta_place, mode, place, quant_place,
 };
 use crate::upload::{self, Description};
-use crate::{argmax, attend, rows, tiles};
+use crate::{argmax, attend, rows, tiles, wide_tiles};
 
 /// A gate: its name, the defect that shows that it works, and the comparison.
 struct Gate {
@@ -379,6 +379,8 @@ fn kquant_of(gpu: &Gpu, kinds: &[TensorType], mut planted: bool, tally: &mut Tal
         [gpu.entry("kiln_batch_wide")?, gpu.entry("kiln_batch_narrow")?],
     ];
     let tile_entry = gpu.entry("kiln_tiles")?;
+    let wide_entry = gpu.entry("kiln_wide_tiles")?;
+    gpu.allow_shared(&wide_entry, wide_tiles::SHARED_BYTES)?;
     let fault = DeviceBuffer::from_host(&gpu.stream, &[NO_FAULT])?;
     for kind in kinds.iter().copied() {
         for (columns, wild) in
@@ -387,7 +389,8 @@ fn kquant_of(gpu: &Gpu, kinds: &[TensorType], mut planted: bool, tally: &mut Tal
             if kind.row_bytes(columns).is_none() {
                 continue;
             }
-            let count = 37;
+            // More than a large tile, and no whole number of tiles.
+            let count = 69;
             let bytes = rng.rows(kind, count, columns, wild);
             let description = Description { kind, rows: count, columns };
             let mut packed = upload::pack(&description, &bytes, 1);
@@ -421,20 +424,33 @@ fn kquant_of(gpu: &Gpu, kinds: &[TensorType], mut planted: bool, tally: &mut Tal
                 })
                 .collect();
             if upload::is_quantised(kind) {
-                // The same columns four times over, so that a whole tile is there; some are left out of it.
-                let wide =
-                    Columns::new(gpu, x.values.repeat(TILE / COLUMNS), columns)?.tiled(gpu, columns)?;
-                for m in [2, COLUMNS, TILE - 1, TILE] {
-                    let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
-                    let args = row_args(uploaded.matrix, &out, wide.on_card(), m, &fault);
-                    let grid = (tiles::tiles(count), 1);
-                    // SAFETY: the buffers are as long as the module says.
-                    unsafe { gpu.launch(&tile_entry, grid, tiles::CREW, tiles::SHARED_BYTES, &args)? };
-                    let got = out.to_host_vec(&gpu.stream)?;
-                    let what = |i: usize| {
-                        format!("{kind} K {columns} tile m {m} column {} row {}", i / count, i % count)
-                    };
-                    tally.floats(&what, &want.repeat(TILE / COLUMNS)[..m * count], &got);
+                // The same columns many times over, so that whole tiles are there; some are left out of the last one.
+                for (entry, side, crew, shared, most, all) in [
+                    (&tile_entry, TILE, tiles::CREW, tiles::SHARED_BYTES, TILE, [2, COLUMNS, TILE - 1, TILE]),
+                    (
+                        &wide_entry,
+                        wide_tiles::SIDE,
+                        wide_tiles::CREW,
+                        wide_tiles::SHARED_BYTES,
+                        3 * TILE,
+                        [2, TILE + 1, wide_tiles::SIDE, 3 * TILE],
+                    ),
+                ] {
+                    let given =
+                        Columns::new(gpu, x.values.repeat(most / COLUMNS), columns)?.tiled(gpu, columns)?;
+                    for m in all {
+                        let out = DeviceBuffer::from_host(&gpu.stream, &vec![9f32; m * count])?;
+                        let args = row_args(uploaded.matrix, &out, given.on_card(), m, &fault);
+                        let grid = (count.div_ceil(side) * m.div_ceil(side), 1);
+                        // SAFETY: the buffers are as long as the module says.
+                        unsafe { gpu.launch(entry, grid, crew, shared, &args)? };
+                        let got = out.to_host_vec(&gpu.stream)?;
+                        let what = |i: usize| {
+                            let (column, row) = (i / count, i % count);
+                            format!("{kind} K {columns} tile of {side} m {m} column {column} row {row}")
+                        };
+                        tally.floats(&what, &want.repeat(most / COLUMNS)[..m * count], &got);
+                    }
                 }
             }
             for m in 1..=COLUMNS {

@@ -24,6 +24,7 @@ mod row;
 mod rows;
 mod tiles;
 mod upload;
+mod wide_tiles;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::contract::{Contract, Reach};
 
 /// Every entry of the forward pass.
-const ENTRIES: [&str; 26] = [
+const ENTRIES: [&str; 27] = [
     "kiln_activate",
     "kiln_argmax",
     "kiln_attend",
@@ -31,6 +31,7 @@ const ENTRIES: [&str; 26] = [
     "kiln_selected_gated_narrow",
     "kiln_selected_gated_wide",
     "kiln_tiles",
+    "kiln_wide_tiles",
 ];
 
 /// Launches every entry with buffers that are exactly as long as its module says: a contract that states more refuses the
