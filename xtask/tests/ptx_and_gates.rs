@@ -218,6 +218,129 @@ fn every_recorded_major_is_recorded_anew_or_nothing_is() {
     world.run(&["ptx", "bless"]).exits(1).says("no llc of LLVM 21");
 }
 
+/// What the synthetic libNVVM is told to write.
+const ROUNDED: &str = "\tmul.rn.f32 \t%f1, %f2, %f3;";
+
+#[test]
+fn libnvvm_makes_the_ptx_and_the_program_holds_it() {
+    let world = World::new();
+    world.lay_libnvvm(ROUNDED);
+    world.verify_libnvvm("\"13.0\"");
+    world.setup();
+    // It needs no llc.
+    for name in ["llc", "llc-22", "opt", "opt-22"] {
+        fs::remove_file(world.path(&format!("bin/{name}"))).unwrap();
+    }
+    let doctor = world.run(&["doctor", "--llc", "libnvvm", "--arch", "sm_90"]).exits(0);
+    let library = world.path("cuda/nvvm/lib64/libnvvm.so");
+    let chosen = format!("ok   libnvvm      {} (libNVVM 2.0 of CUDA 13.0, NVVM IR 2.0)\n", library.display());
+    assert!(doctor.stdout.contains(&chosen), "{}", doctor.stdout);
+    assert!(
+        doctor.stdout.contains("not looked for: --llc libnvvm makes PTX with libNVVM"),
+        "{}",
+        doctor.stdout
+    );
+
+    let build = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0);
+    let program = world.path("work/target/device/sm_90-libnvvm/release/kiln");
+    let mut lines = build.stdout.lines();
+    assert_eq!(lines.next().unwrap(), format!("sm_90  {}", program.display()));
+    let ptx = lines.next().unwrap();
+    assert!(ptx.ends_with("/kiln.ptx (.version 9.0, .target sm_90, 1 entries)"), "{ptx}");
+    let ptx = fs::read_to_string(ptx.split_whitespace().nth(1).unwrap()).unwrap();
+    let first = ptx.lines().next().unwrap();
+    assert!(
+        first.starts_with("// By libNVVM 2.0 of CUDA 13.0, sha256:")
+            && first.contains(", -arch=compute_90 -fma=0 -prec-div=1 -prec-sqrt=1 -ftz=0, of IR sha256:"),
+        "{first}"
+    );
+    assert!(ptx.contains(".visible .entry kernel()") && !ptx.contains("helper"), "{ptx}");
+    assert!(fs::read_to_string(&program).unwrap().contains(&ptx));
+    assert!(!world.path("work/target/device/sm_90").exists(), "not where llc's is");
+
+    // Nothing is compiled twice, and a changed file is made again.
+    let calls = || {
+        let text = fs::read_to_string(world.path("work/target/device/sm_90-libnvvm/calls.txt")).unwrap();
+        text.lines().count()
+    };
+    assert_eq!(calls(), 2);
+    world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0);
+    assert_eq!(calls(), 3);
+    let path = build.stdout.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+    fs::write(path, ptx.replace("mul.rn", "mul.rz")).unwrap();
+    world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0).says("it is made again");
+    assert_eq!((calls(), fs::read_to_string(path).unwrap() == ptx), (5, true));
+    world.run(&["verify"]).exits(0);
+
+    // The kernels are checked as llc's are, and the library is held to the architecture.
+    world
+        .run(&["build", "--arch", "sm_120", "--llc", "libnvvm"])
+        .exits(1)
+        .says("error[KILN-0395]")
+        .says("-arch=compute_120 is an unsupported option");
+    world.lay_libnvvm("\tmul.f32 \t%f1, %f2, %f3;");
+    let run = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(70);
+    run.says("error[KILN-0337]").says("kiln.ptx has mul.f32 without a rounding mode");
+    world.run(&["setup", "--llc", "libnvvm"]).exits(1).says("error[KILN-0397]");
+}
+
+#[test]
+fn libnvvm_that_is_missing_unverified_or_refuses_is_named() {
+    let world = World::new();
+    world.setup();
+    let build = |code: i32, words: &[&str]| {
+        let mut run = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(code);
+        for word in words {
+            run = run.says(word);
+        }
+    };
+    build(1, &["error[KILN-0391]", "has no libNVVM"]);
+    // Without --llc it is no problem.
+    let doctor = world.run(&["doctor"]).exits(0);
+    assert!(doctor.stdout.contains("-    libnvvm      none\n"), "{}", doctor.stdout);
+    world.lay_libnvvm(ROUNDED);
+    build(70, &["error[KILN-0392]", "PROVENANCE verifies that of CUDA none"]);
+    world.verify_libnvvm("\"12.9\"");
+    build(70, &["error[KILN-0392]", "libNVVM 2.0 of CUDA 13.0", "PROVENANCE verifies that of CUDA 12.9"]);
+    world.edit("work/PROVENANCE", "\"12.9\"", "\"13.0\"");
+    build(0, &[]);
+    world.lay_libnvvm("refuse");
+    let options = "refuses the IR of kiln with -arch=compute_90 -fma=0 -prec-div=1 -prec-sqrt=1 -ftz=0";
+    build(1, &["error[KILN-0394]", options, "caused by: NVVM_ERROR_INVALID_IR: error: no such thing\n"]);
+    fs::write(world.path("cuda/nvvm/lib64/libnvvm.so"), "").unwrap();
+    build(1, &["error[KILN-0393]", "cannot be opened"]);
+    world.run(&["doctor"]).exits(0);
+}
+
+#[test]
+fn everything_that_is_verified_is_recorded() {
+    let world = recorded();
+    world.lay_libnvvm(ROUNDED);
+    world.verify_libnvvm("\"13.0\"");
+    let run = world.run(&["ptx", "check", "--llc", "libnvvm"]).exits(1).says("error[KILN-0357]");
+    run.says("PROVENANCE has no [kernels.ptx.sm_86.libnvvm-13.0]");
+    world.run(&["ptx", "bless"]).exits(0);
+    let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    assert!(text.contains("\n[kernels.ptx.sm_90.\"libnvvm-13.0\"]\nkernel = \""), "{text}");
+    assert!(table(&world).contains("\n[entries.sm_90.\"libnvvm-13.0\".kernel]\n"), "{}", table(&world));
+    world.run(&["ptx", "check"]).exits(0);
+    let check = world.run(&["ptx", "check", "--llc", "libnvvm"]).exits(0);
+    assert!(check.stdout.contains("sm_90 libnvvm-13.0: 1 entries as recorded\n"), "{}", check.stdout);
+    // Only the one in use is compared.
+    world.lay_libnvvm("\tadd.rn.f32 \t%f1, %f2, %f3;");
+    world.run(&["ptx", "check"]).exits(0);
+    world
+        .run(&["ptx", "check", "--llc", "libnvvm"])
+        .exits(70)
+        .says("kernel: add.rn.f32 1, above the table's 0");
+    // Another release than the recorded one may not take its name.
+    world.edit("work/PROVENANCE", "verified = [\"13.0\"]", "verified = [\"12.9\", \"13.0\"]");
+    world.run(&["ptx", "bless"]).exits(1).says("error[KILN-0156]");
+    world.edit("work/PROVENANCE", "verified = [\"12.9\", \"13.0\"]", "verified = []");
+    world.run(&["ptx", "bless"]).exits(0);
+    assert!(!table(&world).contains("libnvvm"), "{}", table(&world));
+}
+
 #[test]
 fn a5_the_flag_refuses_an_unverified_major_and_wins_over_the_variable() {
     let world = World::new();
@@ -293,11 +416,7 @@ fn gates_without_a_backend_and_a_card_are_skipped_by_name() {
         let line = format!("skipped  device/{gate}: no card here");
         assert!(run.stdout.contains(&line), "{line}\n{}", run.stdout);
     }
-    assert!(
-        run.stdout.contains("run: target/device/sm_90/release/kiln gate kquant\n"),
-        "{}",
-        run.stdout
-    );
+    assert!(run.stdout.contains("run: target/device/sm_90/release/kiln gate kquant\n"), "{}", run.stdout);
     assert!(
         run.stdout.contains("run: target/device/sm_90/release/kiln selftest --device cuda\n"),
         "{}",

@@ -106,7 +106,9 @@ fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
     let skip = |reason: String, arch: Option<Arch>| {
         let path = arch.map_or_else(
             || "target/device/sm_NN/release/kiln".into(),
-            |arch| build::binary(Path::new(""), &arch).display().to_string(),
+            |arch| {
+                build::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string()
+            },
         );
         Outcome::Skipped { reason, run: format!("{path} {}", arguments.join(" ")) }
     };
@@ -194,7 +196,7 @@ fn fetched(world: &World<'_>, name: &str) -> Option<PathBuf> {
 
 /// The binary for `arch`: built now where that is possible, else as it was copied here; or why there is none.
 fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> {
-    let path = build::binary(world.workspace, &arch);
+    let path = build::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
     match world.plan().problem() {
         None => {
             let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
@@ -253,7 +255,9 @@ mod tests {
         assert_eq!(verdict(batch, green), Verdict::Green("12 compared (0.1 s)".into()));
         let skipped = "batch      skipped: no driver (0.0 s)\nDONE total=1 red=0 skipped=1 wall=0.0\n";
         assert_eq!(verdict(batch, skipped), Verdict::Skipped("skipped: no driver (0.0 s)".into()));
-        for text in ["", "\n", "batch      green  12 compared (0.1 s)\n", "DONE total=1 red=0 skipped=0 wall=0\n"] {
+        for text in
+            ["", "\n", "batch      green  12 compared (0.1 s)\n", "DONE total=1 red=0 skipped=0 wall=0\n"]
+        {
             assert_eq!(verdict(batch, text), Verdict::Unknown, "{text:?}");
         }
         // Another gate, or more than the one that was asked for.

@@ -278,7 +278,7 @@ fn append(path: &Path) -> Result<()> {
 
 fn refuses_other_llc(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
-    let verified = world.plan().llc.require()?.llc.path.clone();
+    let verified = world.plan().tools()?.llc.path.clone();
     let other = match plant {
         Plant::On => verified,
         Plant::Off => {
