@@ -271,6 +271,17 @@ fn libnvvm_makes_the_ptx_and_the_program_holds_it() {
     world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0).says("it is made again");
     assert_eq!((calls(), fs::read_to_string(path).unwrap() == ptx), (5, true));
     world.run(&["verify"]).exits(0);
+    world.lay_card();
+    let gates = world.run(&["gate", "--llc", "libnvvm", "--arch", "sm_90"]).exits(0);
+    assert!(
+        gates.stdout.contains("skipped  toolchain/refuses-other-llc: --llc libnvvm is given"),
+        "{}",
+        gates.stdout
+    );
+    assert!(gates.stdout.contains("skipped  toolchain/ptx-record: PROVENANCE has no "), "{}", gates.stdout);
+    assert!(gates.stdout.contains("green    toolchain/ptx-reproducible"), "{}", gates.stdout);
+    assert!(gates.stdout.contains("green    device/kquant"), "{}", gates.stdout);
+    assert!(gates.stdout.contains(" red=0 skipped=2 "), "{}", gates.stdout);
 
     // The kernels are checked as llc's are, and the library is held to the architecture.
     world
@@ -333,6 +344,40 @@ fn everything_that_is_verified_is_recorded() {
         .run(&["ptx", "check", "--llc", "libnvvm"])
         .exits(70)
         .says("kernel: add.rn.f32 1, above the table's 0");
+    // All majors of llc beside it, of which each build picks one.
+    world.lay_libnvvm(ROUNDED);
+    for version in ["21.1.8", "23.1.4", "22.1.8"] {
+        world.lay_llvm(version);
+    }
+    world.edit("work/PROVENANCE", "verified = [22]", "verified = [21, 22, 23]");
+    world
+        .run(&["ptx", "check", "--llc", "23"])
+        .exits(1)
+        .says("PROVENANCE has no [kernels.ptx.sm_86.llvm-23]");
+    world.run(&["ptx", "bless"]).exits(0);
+    let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    for arch in ["sm_86", "sm_90"] {
+        for compiler in ["\"libnvvm-13.0\"", "llvm-21", "llvm-22", "llvm-23"] {
+            assert!(text.contains(&format!("\n[kernels.ptx.{arch}.{compiler}]\nkernel = \"")), "{text}");
+            assert!(
+                table(&world).contains(&format!("\n[entries.{arch}.{compiler}.kernel]\n")),
+                "{}",
+                table(&world)
+            );
+        }
+    }
+    for llc in ["21", "22", "23", "libnvvm"] {
+        let check = world.run(&["ptx", "check", "--llc", llc]).exits(0);
+        assert_eq!(check.stdout.matches(llc).count(), 2, "{}", check.stdout);
+    }
+    // Without --llc it is the preferred one, as before.
+    let build = world.run(&["build", "--arch", "sm_86"]).exits(0);
+    let ptx = build.stdout.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+    assert!(fs::read_to_string(ptx).unwrap().starts_with("// LLVM 22.1.8\n"));
+    // A major that is not verified any more drops out.
+    world.edit("work/PROVENANCE", "verified = [21, 22, 23]", "verified = [22, 23]");
+    world.run(&["ptx", "bless"]).exits(0);
+    assert!(!table(&world).contains("llvm-21") && table(&world).contains("llvm-23"), "{}", table(&world));
     // Another release than the recorded one may not take its name.
     world.edit("work/PROVENANCE", "verified = [\"13.0\"]", "verified = [\"12.9\", \"13.0\"]");
     world.run(&["ptx", "bless"]).exits(1).says("error[KILN-0156]");
