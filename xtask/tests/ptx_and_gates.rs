@@ -315,8 +315,14 @@ fn libnvvm_that_is_missing_unverified_or_refuses_is_named() {
     build(70, &["error[KILN-0392]", "libNVVM 2.0 of CUDA 13.0", "PROVENANCE verifies that of CUDA 12.9"]);
     world.edit("work/PROVENANCE", "\"12.9\"", "\"13.0\"");
     build(0, &[]);
-    world.lay_libnvvm("refuse");
     let options = "refuses the IR of kiln with -arch=compute_90 -fma=0 -prec-div=1 -prec-sqrt=1 -ftz=0";
+    world.lay_libnvvm("\tadd.rn.f32 \t%f1, %f2, %f3;");
+    world.script("cuda/bin/ptxas", "#!/bin/sh\n[ $1 = --version ] && echo 'release 13.0, V13.0.88' && exit 0\necho 'ptxas fatal: no' >&2; exit 255\n");
+    build(1, &["error[KILN-0351]", "ptxas fatal: no"]);
+    build(1, &["error[KILN-0351]"]);
+    fs::remove_file(world.path("cuda/bin/ptxas")).unwrap();
+    build(0, &[]);
+    world.lay_libnvvm("refuse");
     build(1, &["error[KILN-0394]", options, "caused by: NVVM_ERROR_INVALID_IR: error: no such thing\n"]);
     fs::write(world.path("cuda/nvvm/lib64/libnvvm.so"), "").unwrap();
     build(1, &["error[KILN-0393]", "cannot be opened"]);

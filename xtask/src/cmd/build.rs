@@ -14,18 +14,17 @@ use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
 use crate::cmd::store;
-use crate::cuda::{LibClang, Toolkit};
+use crate::cuda::{LibClang, Ptxas, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::Sha256;
-use crate::nvvm;
-use crate::nvvm::LibNvvm;
+use crate::nvvm::{self, LibNvvm};
 use crate::output;
 use crate::pin::Pin;
 use crate::plan::{self, Lowering, Pins, Plan, Request};
 use crate::progress::{self, Progress};
-use crate::ptx::{self, Expectation, Ptx, scan};
+use crate::ptx::{self, Expectation, Ptx, scan, usage};
 use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -51,8 +50,9 @@ crate::codes! {
 /// Build the CPU engine, have it write a story, and test it; with --arch, build the GPU engine and its kernels
 ///
 /// Reads the sources and, with --arch, everything that `doctor` lists. Writes target/ (target/device/ARCH with
-/// --arch, target/device/ARCH-libnvvm with --llc libnvvm). Refuses with exit code 70 unless backend, patches, llc and host config are what PROVENANCE says. After
-/// the build, every PTX file is checked: the asked .target, no leaked intrinsic.
+/// --arch, target/device/ARCH-libnvvm with --llc libnvvm). Refuses with exit code 70 unless backend, patches, llc and
+/// host config are what PROVENANCE says. After the build, every PTX file is checked: the asked .target, no leaked
+/// intrinsic.
 #[derive(Debug, Args)]
 pub struct Build {
     #[command(flatten)]
@@ -159,6 +159,8 @@ pub struct GpuBuild<'a> {
     backend: &'a Backend,
     cuda: &'a Toolkit,
     libclang: &'a LibClang,
+    /// Where there is one, it must accept what libNVVM makes.
+    ptxas: Option<&'a Ptxas>,
     /// The crates, where the store has them.
     crates: Option<Vendored>,
 }
@@ -197,8 +199,8 @@ const PACKAGE: &str = "kiln-device";
 const BINARY: &str = "kiln";
 
 impl<'a> GpuBuild<'a> {
-    /// Refuses unless everything in the plan is good and what makes its PTX knows `archs`; tells `progress` where their PTX does
-    /// not run. Builds nothing.
+    /// Refuses unless everything in the plan is good and what makes its PTX knows `archs`; tells `progress` where their
+    /// PTX does not run. Builds nothing.
     ///
     /// # Errors
     /// The first reason why a build would not start.
@@ -230,6 +232,7 @@ impl<'a> GpuBuild<'a> {
             backend: plan.backend.require()?,
             cuda: plan.cuda.require()?,
             libclang: plan.libclang.require()?,
+            ptxas: plan.ptxas.value.as_ref(),
             crates: vendor::find(plan.store.require()?, &pins.pin, &plan.workspace)?,
         };
         gpu.refuse_other_backend()?;
@@ -336,8 +339,15 @@ impl<'a> GpuBuild<'a> {
             let ptx = libnvvm.compile(&nvvm::ir::complete(&ir)?, BINARY, *arch, contraction)?;
             let text = format!("{origin}\n{ptx}");
             // A program with this PTX comes only from PTX that is good.
-            self.check(arch, &ptx_path, &text)?;
+            let checked = self.check(arch, &ptx_path, &text)?;
             crate::atomic::write_atomic(&ptx_path, text.as_bytes(), None)?;
+            if let Some(ptxas) = self.ptxas {
+                let entries = checked.entries.iter().map(String::as_str);
+                if let Err(error) = usage::assemble(ptxas, &ptx_path, &arch.to_string(), entries, self.env) {
+                    fs::remove_file(&ptx_path)?;
+                    return Err(error);
+                }
+            }
             self.run(arch, target, folder)?;
         }
         let ptx = fs::read(&ptx_path)?;
@@ -496,4 +506,21 @@ fn check(status: ExitStatus, what: &str, code: &'static crate::error::Code) -> R
     Err(Error::new(code, format!("{what} ended with {status}"))
         .with_exit(exit)
         .hint("read the first error above"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_found_at_either_end_and_after_false_starts() {
+        let whole = b"\x7fELF aab aabab end";
+        for part in [&b"\x7fELF"[..], b"aabab", b"end", b"", whole] {
+            assert!(holds(whole, part), "{part:?}");
+        }
+        for part in [&b"aabb"[..], b"end ", b"x"] {
+            assert!(!holds(whole, part), "{part:?}");
+        }
+        assert!(!holds(b"", b"x"));
+    }
 }
