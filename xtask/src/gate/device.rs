@@ -49,11 +49,35 @@ static BINARY: &[Binary] = &[
         model: None,
     },
     Binary {
+        name: "device/kquant-fused",
+        about: "rows with their norm, quantising or activation in one launch have the bits of the plain walks",
+        arguments: &["gate", "kquant-fused"],
+        plant: "a bit of a norm's weight changed on the card",
+        plant_arguments: &["--plant", "norm-bit"],
+        model: None,
+    },
+    Binary {
+        name: "device/kquant-selected",
+        about: "rows and tiles of selected experts have the bits of the plain walk",
+        arguments: &["gate", "kquant-selected"],
+        plant: "two selected experts exchanged",
+        plant_arguments: &["--plant", "slot-order"],
+        model: None,
+    },
+    Binary {
         name: "device/cpu-bits",
         about: "norms, activations, embeddings, heads and attention have the bits of the CPU",
         arguments: &["gate", "cpu-bits"],
         plant: "an epsilon that is off by one unit in the last place",
         plant_arguments: &["--plant", "epsilon-ulp"],
+        model: None,
+    },
+    Binary {
+        name: "device/contracts",
+        about: "no launch contract states less than its entry reaches, and a shorter buffer is refused",
+        arguments: &["gate", "contracts"],
+        plant: "an allocation that is longer than stated",
+        plant_arguments: &["--plant", "long-buffer"],
         model: None,
     },
     Binary {
@@ -177,7 +201,7 @@ fn verdict(binary: &Binary, stdout: &str) -> Verdict {
     let mut lines = stdout.lines().rev();
     let Some(last) = lines.next() else { return Verdict::Unknown };
     let ["gate", gate] = binary.arguments else { return Verdict::Green(last.to_owned()) };
-    let line = lines.find_map(|line| line.strip_prefix(gate)).map(str::trim);
+    let line = lines.find_map(|line| line.strip_prefix(gate)?.strip_prefix(' ')).map(str::trim);
     match line {
         Some(line) if last.starts_with("DONE total=1 red=0 skipped=0 ") => {
             Verdict::Green(line.trim_start_matches("green").trim().to_owned())
@@ -260,6 +284,9 @@ mod tests {
         {
             assert_eq!(verdict(batch, text), Verdict::Unknown, "{text:?}");
         }
+        // A gate whose name begins the same is another one.
+        let kquant = "kquant-fused    green  1 compared (0.1 s)\nDONE total=1 red=0 skipped=0 wall=0.1\n";
+        assert_eq!(verdict(binary("device/kquant"), kquant), Verdict::Unknown);
         // Another gate, or more than the one that was asked for.
         assert_eq!(verdict(binary("device/graph"), green), Verdict::Unknown);
         assert_eq!(verdict(batch, &green.replace("total=1", "total=2")), Verdict::Unknown);
