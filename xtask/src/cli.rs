@@ -67,9 +67,9 @@ pub struct Common {
     #[arg(long, value_name = "NAME|SYSROOT", global = true)]
     pub toolchain: Option<OsString>,
 
-    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one
-    /// [default: CUDA_OXIDE_LLC, else the preferred major]
-    #[arg(long, value_name = "PATH|MAJOR", global = true)]
+    /// Lower the kernels with this llc: its path, or a verified LLVM major, of which kiln finds one; or with libNVVM of the
+    /// CUDA toolkit [default: CUDA_OXIDE_LLC, else the preferred major]
+    #[arg(long, value_name = "PATH|MAJOR|libnvvm", global = true)]
     pub llc: Option<OsString>,
 
     /// Say nothing but warnings and errors on standard error, and let Cargo do the same

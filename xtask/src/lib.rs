@@ -29,6 +29,7 @@ pub mod inventory;
 pub mod llc;
 pub mod model;
 pub mod nar;
+pub mod nvvm;
 pub mod output;
 pub mod patch;
 pub mod pin;

@@ -16,6 +16,7 @@ use crate::codes;
 use crate::error::{Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
 use crate::llc::LlvmMajor;
+use crate::ptx::CudaVersion;
 use crate::toml_context::{Table, excerpt};
 
 codes! {
@@ -60,6 +61,8 @@ pub struct Pin {
     pub toolchain: Toolchain,
     /// The LLVM majors: `[llvm]`.
     pub llvm: Llvm,
+    /// The CUDA releases whose libNVVM may make PTX instead of llc: `[libnvvm]`.
+    pub libnvvm: Vec<CudaVersion>,
     /// The kernels and their verified outputs: `[kernels]`.
     pub kernels: Kernels,
     /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
@@ -173,9 +176,9 @@ pub struct Kernels {
     pub contraction: bool,
     /// The hash of the kernels' sources for which the digests below hold.
     pub source_sha256: Option<Sha256>,
-    /// By architecture and LLVM major: the digest of every entry, by the entry's name.
+    /// By architecture and compiler: the digest of every entry, by the entry's name.
     #[serde(default)]
-    pub ptx: BTreeMap<ArchName, BTreeMap<LlvmTable, BTreeMap<String, Sha256>>>,
+    pub ptx: BTreeMap<ArchName, BTreeMap<PtxCompiler, BTreeMap<String, Sha256>>>,
 }
 
 /// A carried patch whose bytes are the recorded ones.
@@ -229,9 +232,14 @@ pub struct PackageVersion(String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName(String);
 
-/// The key `llvm-<major>`.
+/// What makes PTX, as a key: `llvm-<major>` for llc, or `libnvvm-<CUDA release>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LlvmTable(pub LlvmMajor);
+pub enum PtxCompiler {
+    /// llc of this major.
+    Llc(LlvmMajor),
+    /// libNVVM of this release of the CUDA toolkit.
+    LibNvvm(CudaVersion),
+}
 
 impl Pin {
     /// Reads PROVENANCE at `workspace_root`.
@@ -384,6 +392,7 @@ struct RawPin {
     patch: Vec<Table<RawPatch>>,
     toolchain: Table<Toolchain>,
     llvm: Table<RawLlvm>,
+    libnvvm: Option<Table<RawLibNvvm>>,
     kernels: Table<Kernels>,
     #[serde(default)]
     model: Vec<Spanned<Table<Model>>>,
@@ -414,6 +423,12 @@ struct RawPatch {
 struct RawLlvm {
     preferred: Spanned<LlvmMajor>,
     verified: Spanned<Vec<Spanned<LlvmMajor>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawLibNvvm {
+    verified: Vec<Spanned<String>>,
 }
 
 impl RawPin {
@@ -449,6 +464,19 @@ impl RawPin {
             let listed = verified.iter().map(LlvmMajor::to_string).collect::<Vec<_>>().join(", ");
             let message = format!("the preferred LLVM {preferred} is not among the verified ones ({listed})");
             return Err((llvm.preferred.span(), message));
+        }
+
+        let mut libnvvm = Vec::new();
+        for release in self.libnvvm.map(|Table(libnvvm)| libnvvm.verified).unwrap_or_default() {
+            let Some(found) = cuda_release(release.get_ref()) else {
+                let message =
+                    format!("expected a CUDA release such as `13.0`, found {:?}", release.get_ref());
+                return Err((release.span(), message));
+            };
+            if libnvvm.contains(&found) {
+                return Err((release.span(), format!("CUDA {found} is listed twice")));
+            }
+            libnvvm.push(found);
         }
 
         let mut cuda = Vec::new();
@@ -490,6 +518,7 @@ impl RawPin {
             patches,
             toolchain: self.toolchain.0,
             llvm: Llvm { preferred, verified },
+            libnvvm,
             kernels: self.kernels.0,
         })
     }
@@ -643,17 +672,28 @@ impl FromStr for ArchName {
     }
 }
 
-impl FromStr for LlvmTable {
+impl FromStr for PtxCompiler {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(release) = text.strip_prefix("libnvvm-").and_then(cuda_release) {
+            return Ok(PtxCompiler::LibNvvm(release));
+        }
         let number = text.strip_prefix("llvm-").filter(|number| !number.starts_with(['0', '+']));
-        number
-            .and_then(|number| number.parse().ok())
-            .and_then(pinned_major)
-            .map(LlvmTable)
-            .ok_or_else(|| format!("expected a table `llvm-<major>` such as `llvm-22`, found {text:?}"))
+        number.and_then(|number| number.parse().ok()).and_then(pinned_major).map(PtxCompiler::Llc).ok_or_else(
+            || {
+                format!(
+                    "expected a table `llvm-<major>` such as `llvm-22`, or `libnvvm-<CUDA release>` such as \
+                     `libnvvm-13.0`, found {text:?}"
+                )
+            },
+        )
     }
+}
+
+/// A release that is written as [`CudaVersion`] prints it: no sign, no leading zero.
+fn cuda_release(text: &str) -> Option<CudaVersion> {
+    CudaVersion::parse(text).filter(|release| release.to_string() == text)
 }
 
 /// The major version `number`, if LLVM may have it: its majors begin at 1.
@@ -680,9 +720,12 @@ impl<'de> Deserialize<'de> for LlvmMajor {
     }
 }
 
-impl fmt::Display for LlvmTable {
+impl fmt::Display for PtxCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "llvm-{}", self.0)
+        match self {
+            PtxCompiler::Llc(major) => write!(f, "llvm-{major}"),
+            PtxCompiler::LibNvvm(release) => write!(f, "libnvvm-{release}"),
+        }
     }
 }
 
@@ -734,7 +777,7 @@ parsed_from_text!(
     PatchName,
     Channel,
     ArchName,
-    LlvmTable,
+    PtxCompiler,
     ModelName,
     PackageName,
     PackageVersion,
@@ -801,7 +844,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         assert_eq!(pin.llvm, Llvm { preferred: LlvmMajor(22), verified: vec![LlvmMajor(22)] });
         let (arch, tables) = pin.kernels.ptx.first_key_value().unwrap();
         assert_eq!(arch.as_str(), "sm_90");
-        assert_eq!(tables[&LlvmTable(LlvmMajor(22))]["kiln_rms_norm"], Sha256::of(b""));
+        assert_eq!(tables[&PtxCompiler::Llc(LlvmMajor(22))]["kiln_rms_norm"], Sha256::of(b""));
     }
 
     #[test]
@@ -829,7 +872,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         7 | lock = "Cargo.lock"
         "#);
         assert_snapshot!(error_with("[llvm]", "[lllvm]"), @"
-        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `kernels`, `model`, `cuda`
+        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `libnvvm`, `kernels`, `model`, `cuda`
            |
         19 |
         20 | [lllvm]
@@ -1086,6 +1129,27 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
            |                     ^^
         23 |
         ");
+        assert_eq!(
+            parse(&VALID.replace("[kernels]", "[libnvvm]\nverified = [\"13.0\", \"12.9\"]\n\n[kernels]"))
+                .unwrap()
+                .libnvvm,
+            [CudaVersion { major: 13, minor: 0 }, CudaVersion { major: 12, minor: 9 }]
+        );
+        assert!(parse(VALID).unwrap().libnvvm.is_empty());
+        for (list, what) in [
+            ("\"13\"", "expected a CUDA release such as `13.0`, found \"13\""),
+            ("\"13.00\"", "expected a CUDA release such as `13.0`, found \"13.00\""),
+            ("\"13.0\", \"13.0\"", "CUDA 13.0 is listed twice"),
+            ("13.0", "invalid type: floating point `13.0`, expected a string"),
+        ] {
+            let libnvvm = format!("verified = [22]\n[libnvvm]\nverified = [{list}]");
+            let error = error_with("verified = [22]", &libnvvm);
+            assert!(error.contains(what), "{error}");
+        }
+        for table in ["libnvvm-13", "libnvvm-013.0", "libnvvm-", "libnvvm-13.0.1"] {
+            let error = error_with("sm_90.llvm-22", &format!("sm_90.\"{table}\""));
+            assert!(error.contains("or `libnvvm-<CUDA release>` such as"), "{error}");
+        }
         assert_snapshot!(error_with("verified = [22]", "verified = [22, -1]"), @"
         PROVENANCE:22:17: invalid value: integer `-1`, expected an LLVM major version such as 22
            |
@@ -1107,7 +1171,7 @@ kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
         28 | kiln_rms_norm = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
         "#);
         assert_snapshot!(error_with("sm_90.llvm-22", "sm_90.22"), @r#"
-        PROVENANCE:27:20: expected a table `llvm-<major>` such as `llvm-22`, found "22"
+        PROVENANCE:27:20: expected a table `llvm-<major>` such as `llvm-22`, or `libnvvm-<CUDA release>` such as `libnvvm-13.0`, found "22"
            |
         26 |
         27 | [kernels.ptx.sm_90.22]

@@ -23,11 +23,18 @@ use crate::error::{BUG, Error, Result};
 use crate::gpu::{self, GpuRequest, Gpus};
 use crate::host_config::{self, HostConfig};
 use crate::llc::{self, Explicit, LlcRequest, Tools};
-use crate::pin::{PATCH_FOLDER, Pin, PinnedPatch};
+use crate::nvvm::{self, LibNvvm};
+use crate::pin::{PATCH_FOLDER, Pin, PinnedPatch, PtxCompiler};
 use crate::selection::Selection;
 use crate::source::{self, Patched};
 use crate::store::{Key, Store};
 use crate::toolchain::{self, Toolchain, Wanted};
+
+crate::codes! {
+    NEEDS_LLC = "KILN-0397", Machine, "libNVVM cannot take llc's place in this",
+        "`--llc libnvvm` makes the PTX of the kernels with libNVVM. What builds or checks the backend itself compiles one \
+         kernel with llc, so that it needs an llc in any case.";
+}
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -36,13 +43,18 @@ pub struct Request {
     pub store: Option<PathBuf>,
     /// `--toolchain`.
     pub toolchain: Option<OsString>,
-    /// `--llc`.
+    /// `--llc`: a path, a major or [`nvvm::WORD`].
     pub llc: Option<OsString>,
     /// Whether to stop at the first good candidate or to explain all of them.
     pub thoroughness: Thoroughness,
 }
 
 impl Request {
+    /// Says whether the PTX is to be made by libNVVM and not by llc.
+    pub fn asks_for_libnvvm(&self) -> bool {
+        self.llc.as_ref().is_some_and(|value| value == nvvm::WORD)
+    }
+
     /// The request in a verb's common options.
     pub fn new(common: &Common, thoroughness: Thoroughness) -> Self {
         Request {
@@ -79,6 +91,34 @@ impl Pins {
     }
 }
 
+/// What makes PTX of the backend's IR.
+#[derive(Clone, Copy, Debug)]
+pub enum Lowering<'a> {
+    /// llc, after its opt.
+    Llc(&'a Tools),
+    /// libNVVM, which optimises itself.
+    LibNvvm(&'a LibNvvm),
+}
+
+impl Lowering<'_> {
+    /// How PROVENANCE calls it.
+    pub fn key(&self) -> PtxCompiler {
+        match self {
+            Lowering::Llc(tools) => PtxCompiler::Llc(tools.llc.version.major),
+            Lowering::LibNvvm(libnvvm) => PtxCompiler::LibNvvm(libnvvm.cuda),
+        }
+    }
+}
+
+impl std::fmt::Display for Lowering<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Lowering::Llc(tools) => write!(f, "{} ({})", tools.llc.path.display(), tools.llc.line),
+            Lowering::LibNvvm(libnvvm) => write!(f, "{libnvvm}"),
+        }
+    }
+}
+
 /// Everything that a GPU build rests on.
 #[derive(Debug)]
 pub struct Plan {
@@ -94,6 +134,10 @@ pub struct Plan {
     pub llc: Resolved<Tools>,
     /// The opt that goes with llc.
     pub opt: Decision,
+    /// libNVVM; a build needs it only where it takes the place of llc.
+    pub libnvvm: Resolved<LibNvvm>,
+    /// It takes the place of llc.
+    pub by_libnvvm: bool,
     /// The patched source.
     pub source: Resolved<Patched>,
     /// The built backend.
@@ -127,7 +171,7 @@ impl Plan {
         // The user's own variables for cargo-oxide count as settings; a broken file is reported by the checkout.
         let settings = host_config::environment(&checkout::host_config_path(workspace)).unwrap_or_default();
 
-        let (source, (cuda, ptxas, libclang), gpu, rustc, (llc, opt), host_flags, backend, backend_load) =
+        let (source, cuda, gpu, rustc, (llc, opt), host_flags, backend, backend_load) =
             thread::scope(|scope| {
                 let source = scope.spawn(|| guarded("source", || resolve_source(&pins, &store)));
                 let cuda = scope.spawn(|| {
@@ -178,6 +222,18 @@ impl Plan {
                     backend_load,
                 )
             });
+        let by_libnvvm = request.asks_for_libnvvm();
+        let libnvvm = match &pins.value {
+            None => depends("libnvvm", "provenance"),
+            // Opening the library takes longer than all else here: not where nobody asks.
+            Some(_) if !by_libnvvm && request.thoroughness == Thoroughness::First => {
+                depends("libnvvm", "--llc libnvvm")
+            }
+            Some(pins) => {
+                guarded("libnvvm", || nvvm::find(cuda.0.value.as_ref(), &pins.pin.libnvvm, by_libnvvm))
+            }
+        };
+        let (cuda, ptxas, libclang) = cuda;
         let checkout = guarded("checkout", || {
             let (pins, toolchain) = (pins.value.as_ref(), rustc.value.as_ref());
             checkout::resolve(workspace, pins, toolchain, &source, &backend, &host_flags)
@@ -189,6 +245,8 @@ impl Plan {
             rustc,
             llc,
             opt,
+            libnvvm,
+            by_libnvvm,
             source,
             backend,
             backend_load,
@@ -217,11 +275,39 @@ impl Plan {
             &self.host_flags.decision,
             &self.checkout.decision,
             &self.cuda.decision,
+            &self.libnvvm.decision,
             &self.ptxas.decision,
             &self.libclang.decision,
             &self.gpu.decision,
         ]);
         decisions
+    }
+
+    /// What makes PTX.
+    ///
+    /// # Errors
+    /// The problem of llc, or of libNVVM where it is asked for.
+    pub fn lowering(&self) -> Result<Lowering<'_>> {
+        Ok(if self.by_libnvvm {
+            Lowering::LibNvvm(self.libnvvm.require()?)
+        } else {
+            Lowering::Llc(self.llc.require()?)
+        })
+    }
+
+    /// llc and opt, for what libNVVM cannot take their place in.
+    ///
+    /// # Errors
+    /// libNVVM was asked for ([`NEEDS_LLC`]), or llc has a problem.
+    pub fn tools(&self) -> Result<&Tools> {
+        if self.by_libnvvm {
+            return Err(Error::new(
+                &NEEDS_LLC,
+                "--llc libnvvm was given, and the load check of the backend needs an llc",
+            )
+            .hint("leave out --llc, or name an llc or a verified LLVM major"));
+        }
+        self.llc.require()
     }
 
     /// The first reason why a GPU build would not start.
@@ -349,6 +435,14 @@ fn resolve_llc(
     env: &Env,
 ) -> (Resolved<Tools>, Decision) {
     let Some(pins) = &pins.value else { return (depends("llc", "provenance"), Decision::new("opt")) };
+    if asked.asks_for_libnvvm() {
+        let unused = |subject| {
+            let mut decision = Decision::new(subject);
+            decision.why = "not looked for: --llc libnvvm makes PTX with libNVVM".to_owned();
+            decision
+        };
+        return (Resolved { decision: unused("llc"), value: None }, unused("opt"));
+    }
     let llvm = &pins.pin.llvm;
     let mut request = LlcRequest::new(llvm.preferred, &llvm.verified, env);
     request.llc = Explicit::of("CUDA_OXIDE_LLC", env, settings);
@@ -450,23 +544,31 @@ fn resolve_host_flags(toolchain: Option<&Toolchain>, workspace: &Path, env: &Env
     }
 }
 
-/// Reads an architecture and checks it against the chosen llc; compares it with the cards that are there.
-pub fn resolve_arch(text: &str, tools: Option<&Tools>, gpus: Option<&Gpus>, env: &Env) -> Resolved<Arch> {
+/// Reads an architecture and checks it against what makes PTX; compares it with the cards that are there.
+pub fn resolve_arch(
+    text: &str,
+    lowering: Option<Lowering<'_>>,
+    gpus: Option<&Gpus>,
+    env: &Env,
+) -> Resolved<Arch> {
     let mut decision = Decision::new("arch");
     decision.change = Some("--arch sm_NN[a|f]".to_owned());
     let checked = || -> Result<Arch> {
         let capabilities = gpus.map(Gpus::capabilities).unwrap_or_default();
         let arch = arch::parse(text, &capabilities)?;
-        if let Some(tools) = tools {
-            arch.require_known_to(&LlcCpus::ask(&tools.llc.path, env)?)?;
+        match lowering {
+            Some(Lowering::Llc(tools)) => arch.require_known_to(&LlcCpus::ask(&tools.llc.path, env)?)?,
+            Some(Lowering::LibNvvm(libnvvm)) => libnvvm.require_known(arch)?,
+            None => {}
         }
         Ok(arch)
     };
     match checked() {
         Ok(arch) => {
             decision.chosen = Some(arch.to_string());
-            decision.why = match tools {
-                Some(tools) => format!("{} knows it", tools.llc.path.display()),
+            decision.why = match lowering {
+                Some(Lowering::Llc(tools)) => format!("{} knows it", tools.llc.path.display()),
+                Some(Lowering::LibNvvm(libnvvm)) => format!("{} knows it", libnvvm.path.display()),
                 None => "it is well spelt; no llc was chosen that could be asked".to_owned(),
             };
             decision.notes.extend(arch.lock_note());

@@ -218,6 +218,180 @@ fn every_recorded_major_is_recorded_anew_or_nothing_is() {
     world.run(&["ptx", "bless"]).exits(1).says("no llc of LLVM 21");
 }
 
+/// What the synthetic libNVVM is told to write.
+const ROUNDED: &str = "\tmul.rn.f32 \t%f1, %f2, %f3;";
+
+#[test]
+fn libnvvm_makes_the_ptx_and_the_program_holds_it() {
+    let world = World::new();
+    world.lay_libnvvm(ROUNDED);
+    world.verify_libnvvm("\"13.0\"");
+    world.setup();
+    // It needs no llc.
+    for name in ["llc", "llc-22", "opt", "opt-22"] {
+        fs::remove_file(world.path(&format!("bin/{name}"))).unwrap();
+    }
+    let doctor = world.run(&["doctor", "--llc", "libnvvm", "--arch", "sm_90"]).exits(0);
+    let library = world.path("cuda/nvvm/lib64/libnvvm.so");
+    let chosen = format!("ok   libnvvm      {} (libNVVM 2.0 of CUDA 13.0, NVVM IR 2.0)\n", library.display());
+    assert!(doctor.stdout.contains(&chosen), "{}", doctor.stdout);
+    assert!(
+        doctor.stdout.contains("not looked for: --llc libnvvm makes PTX with libNVVM"),
+        "{}",
+        doctor.stdout
+    );
+
+    let build = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0);
+    let program = world.path("work/target/device/sm_90-libnvvm/release/kiln");
+    let mut lines = build.stdout.lines();
+    assert_eq!(lines.next().unwrap(), format!("sm_90  {}", program.display()));
+    let ptx = lines.next().unwrap();
+    assert!(ptx.ends_with("/kiln.ptx (.version 9.0, .target sm_90, 1 entries)"), "{ptx}");
+    let ptx = fs::read_to_string(ptx.split_whitespace().nth(1).unwrap()).unwrap();
+    let first = ptx.lines().next().unwrap();
+    assert!(
+        first.starts_with("// By libNVVM 2.0 of CUDA 13.0, sha256:")
+            && first.contains(", -arch=compute_90 -fma=0 -prec-div=1 -prec-sqrt=1 -ftz=0, of IR sha256:"),
+        "{first}"
+    );
+    assert!(ptx.contains(".visible .entry kernel()") && !ptx.contains("helper"), "{ptx}");
+    assert!(fs::read_to_string(&program).unwrap().contains(&ptx));
+    assert!(!world.path("work/target/device/sm_90").exists(), "not where llc's is");
+
+    // Nothing is compiled twice, and a changed file is made again.
+    let calls = || {
+        let text = fs::read_to_string(world.path("work/target/device/sm_90-libnvvm/calls.txt")).unwrap();
+        text.lines().count()
+    };
+    assert_eq!(calls(), 2);
+    world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0);
+    assert_eq!(calls(), 3);
+    let path = build.stdout.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+    fs::write(path, ptx.replace("mul.rn", "mul.rz")).unwrap();
+    world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(0).says("it is made again");
+    assert_eq!((calls(), fs::read_to_string(path).unwrap() == ptx), (5, true));
+    world.run(&["verify"]).exits(0);
+    world.lay_card();
+    let gates = world.run(&["gate", "--llc", "libnvvm", "--arch", "sm_90"]).exits(0);
+    assert!(
+        gates.stdout.contains("skipped  toolchain/refuses-other-llc: --llc libnvvm is given"),
+        "{}",
+        gates.stdout
+    );
+    assert!(gates.stdout.contains("skipped  toolchain/ptx-record: PROVENANCE has no "), "{}", gates.stdout);
+    assert!(gates.stdout.contains("green    toolchain/ptx-reproducible"), "{}", gates.stdout);
+    assert!(gates.stdout.contains("green    device/kquant"), "{}", gates.stdout);
+    assert!(gates.stdout.contains(" red=0 skipped=2 "), "{}", gates.stdout);
+
+    // The kernels are checked as llc's are, and the library is held to the architecture.
+    world
+        .run(&["build", "--arch", "sm_120", "--llc", "libnvvm"])
+        .exits(1)
+        .says("error[KILN-0395]")
+        .says("-arch=compute_120 is an unsupported option");
+    world.lay_libnvvm("\tmul.f32 \t%f1, %f2, %f3;");
+    let run = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(70);
+    run.says("error[KILN-0337]").says("kiln.ptx has mul.f32 without a rounding mode");
+    world.run(&["setup", "--llc", "libnvvm"]).exits(1).says("error[KILN-0397]");
+}
+
+#[test]
+fn libnvvm_that_is_missing_unverified_or_refuses_is_named() {
+    let world = World::new();
+    world.setup();
+    let build = |code: i32, words: &[&str]| {
+        let mut run = world.run(&["build", "--arch", "sm_90", "--llc", "libnvvm"]).exits(code);
+        for word in words {
+            run = run.says(word);
+        }
+    };
+    build(1, &["error[KILN-0391]", "has no libNVVM"]);
+    // Without --llc it is no problem.
+    let doctor = world.run(&["doctor"]).exits(0);
+    assert!(doctor.stdout.contains("-    libnvvm      none\n"), "{}", doctor.stdout);
+    world.lay_libnvvm(ROUNDED);
+    build(70, &["error[KILN-0392]", "PROVENANCE verifies that of CUDA none"]);
+    world.verify_libnvvm("\"12.9\"");
+    build(70, &["error[KILN-0392]", "libNVVM 2.0 of CUDA 13.0", "PROVENANCE verifies that of CUDA 12.9"]);
+    world.edit("work/PROVENANCE", "\"12.9\"", "\"13.0\"");
+    build(0, &[]);
+    let options = "refuses the IR of kiln with -arch=compute_90 -fma=0 -prec-div=1 -prec-sqrt=1 -ftz=0";
+    world.lay_libnvvm("\tadd.rn.f32 \t%f1, %f2, %f3;");
+    world.script("cuda/bin/ptxas", "#!/bin/sh\n[ $1 = --version ] && echo 'release 13.0, V13.0.88' && exit 0\necho 'ptxas fatal: no' >&2; exit 255\n");
+    build(1, &["error[KILN-0351]", "ptxas fatal: no"]);
+    build(1, &["error[KILN-0351]"]);
+    fs::remove_file(world.path("cuda/bin/ptxas")).unwrap();
+    build(0, &[]);
+    world.lay_libnvvm("refuse");
+    build(1, &["error[KILN-0394]", options, "caused by: NVVM_ERROR_INVALID_IR: error: no such thing\n"]);
+    fs::write(world.path("cuda/nvvm/lib64/libnvvm.so"), "").unwrap();
+    build(1, &["error[KILN-0393]", "cannot be opened"]);
+    world.run(&["doctor"]).exits(0);
+}
+
+#[test]
+fn everything_that_is_verified_is_recorded() {
+    let world = recorded();
+    world.lay_libnvvm(ROUNDED);
+    world.verify_libnvvm("\"13.0\"");
+    let run = world.run(&["ptx", "check", "--llc", "libnvvm"]).exits(1).says("error[KILN-0357]");
+    run.says("PROVENANCE has no [kernels.ptx.sm_86.libnvvm-13.0]");
+    world.run(&["ptx", "bless"]).exits(0);
+    let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    assert!(text.contains("\n[kernels.ptx.sm_90.\"libnvvm-13.0\"]\nkernel = \""), "{text}");
+    assert!(table(&world).contains("\n[entries.sm_90.\"libnvvm-13.0\".kernel]\n"), "{}", table(&world));
+    world.run(&["ptx", "check"]).exits(0);
+    let check = world.run(&["ptx", "check", "--llc", "libnvvm"]).exits(0);
+    assert!(check.stdout.contains("sm_90 libnvvm-13.0: 1 entries as recorded\n"), "{}", check.stdout);
+    // Only the one in use is compared.
+    world.lay_libnvvm("\tadd.rn.f32 \t%f1, %f2, %f3;");
+    world.run(&["ptx", "check"]).exits(0);
+    world
+        .run(&["ptx", "check", "--llc", "libnvvm"])
+        .exits(70)
+        .says("kernel: add.rn.f32 1, above the table's 0");
+    // All majors of llc beside it, of which each build picks one.
+    world.lay_libnvvm(ROUNDED);
+    for version in ["21.1.8", "23.1.4", "22.1.8"] {
+        world.lay_llvm(version);
+    }
+    world.edit("work/PROVENANCE", "verified = [22]", "verified = [21, 22, 23]");
+    world
+        .run(&["ptx", "check", "--llc", "23"])
+        .exits(1)
+        .says("PROVENANCE has no [kernels.ptx.sm_86.llvm-23]");
+    world.run(&["ptx", "bless"]).exits(0);
+    let text = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    for arch in ["sm_86", "sm_90"] {
+        for compiler in ["\"libnvvm-13.0\"", "llvm-21", "llvm-22", "llvm-23"] {
+            assert!(text.contains(&format!("\n[kernels.ptx.{arch}.{compiler}]\nkernel = \"")), "{text}");
+            assert!(
+                table(&world).contains(&format!("\n[entries.{arch}.{compiler}.kernel]\n")),
+                "{}",
+                table(&world)
+            );
+        }
+    }
+    for llc in ["21", "22", "23", "libnvvm"] {
+        let check = world.run(&["ptx", "check", "--llc", llc]).exits(0);
+        assert_eq!(check.stdout.matches(llc).count(), 2, "{}", check.stdout);
+    }
+    // Without --llc it is the preferred one, as before.
+    let build = world.run(&["build", "--arch", "sm_86"]).exits(0);
+    let ptx = build.stdout.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+    assert!(fs::read_to_string(ptx).unwrap().starts_with("// LLVM 22.1.8\n"));
+    // A major that is not verified any more drops out.
+    world.edit("work/PROVENANCE", "verified = [21, 22, 23]", "verified = [22, 23]");
+    world.run(&["ptx", "bless"]).exits(0);
+    assert!(!table(&world).contains("llvm-21") && table(&world).contains("llvm-23"), "{}", table(&world));
+    // Another release than the recorded one may not take its name.
+    world.edit("work/PROVENANCE", "verified = [\"13.0\"]", "verified = [\"12.9\", \"13.0\"]");
+    world.run(&["ptx", "bless"]).exits(1).says("error[KILN-0156]");
+    world.edit("work/PROVENANCE", "verified = [\"12.9\", \"13.0\"]", "verified = []");
+    world.run(&["ptx", "bless"]).exits(0);
+    assert!(!table(&world).contains("libnvvm"), "{}", table(&world));
+}
+
 #[test]
 fn a5_the_flag_refuses_an_unverified_major_and_wins_over_the_variable() {
     let world = World::new();
@@ -289,7 +463,11 @@ fn gates_without_a_backend_and_a_card_are_skipped_by_name() {
         "{}",
         run.stdout
     );
-    assert!(run.stdout.contains("skipped  device/selftest: no card here"), "{}", run.stdout);
+    for gate in ["selftest", "kquant", "cpu-bits", "graph", "batch", "e2e"] {
+        let line = format!("skipped  device/{gate}: no card here");
+        assert!(run.stdout.contains(&line), "{line}\n{}", run.stdout);
+    }
+    assert!(run.stdout.contains("run: target/device/sm_90/release/kiln gate kquant\n"), "{}", run.stdout);
     assert!(
         run.stdout.contains("run: target/device/sm_90/release/kiln selftest --device cuda\n"),
         "{}",
@@ -326,7 +504,7 @@ fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_use
     let list: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();
     let names: Vec<String> =
         list.as_array().unwrap().iter().map(|gate| gate["name"].as_str().unwrap().to_owned()).collect();
-    assert!(names.len() >= 11, "{names:?}");
+    assert!(names.len() >= 19, "{names:?}");
 
     let before = (content(&world.path("store")), content(&world.path("work")));
     let temporary = world.path("temporary");
@@ -362,6 +540,9 @@ fn device_gates_run_a_copied_binary_where_nothing_can_be_built() {
     let run = world.run(&["gate", "device/"]).exits(0).says("is used as it is: nothing can be built here");
     assert!(run.stdout.contains("green    device/selftest"), "{}", run.stdout);
     assert!(run.stdout.contains("NVIDIA H200 (capability 9.0): 5 compared, 0 failed"), "{}", run.stdout);
+    assert!(run.stdout.contains("green    device/graph"), "{}", run.stdout);
+    assert!(run.stdout.contains("NVIDIA H200 (capability 9.0): 5 compared (0.0 s)\n"), "{}", run.stdout);
+    assert!(run.stdout.contains("\nDONE total=9 red=0 skipped=0 wall="), "{}", run.stdout);
     fs::remove_dir_all(world.path("work/target")).unwrap();
     let run = world.run(&["gate", "device/"]).exits(0);
     assert!(run.stdout.contains("skipped  device/selftest: there is no "), "{}", run.stdout);

@@ -7,7 +7,7 @@ use kiln_engine::backend::{Backend, LoadOptions};
 use kiln_engine::model::Model;
 use kiln_engine::selftest::{DeviceKind, RunError, Runner};
 
-use crate::{backend, driver, q8_0_row, quantize_q8, rms_norm};
+use crate::{backend, driver, gpu, q8_0_row, quantize_q8, rms_norm};
 
 /// Threads of a block, in every launch contract.
 pub const THREADS: usize = 256;
@@ -42,13 +42,14 @@ impl Cuda {
     fn open(index: usize) -> Result<Self, RunError> {
         driver::open()?;
         let context = CudaContext::new(index).map_err(in_words)?;
+        let module = gpu::entries(&context)?;
         // SAFETY: the entries that are loaded are those embedded in this binary, compiled from these modules; every entry
         // name is unique by its prefix and operation.
         let (q8_0_row, rms_norm, quantize_q8) = unsafe {
             (
-                q8_0_row::entries::load(&context)?,
-                rms_norm::entries::load(&context)?,
-                quantize_q8::entries::load(&context)?,
+                q8_0_row::entries::from_module(module.clone()).map_err(in_words)?,
+                rms_norm::entries::from_module(module.clone()).map_err(in_words)?,
+                quantize_q8::entries::from_module(module).map_err(in_words)?,
             )
         };
         Ok(Self {

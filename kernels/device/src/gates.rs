@@ -184,8 +184,12 @@ fn model_files(path: &Path) -> std::result::Result<Vec<PathBuf>, String> {
 
 fn run(filter: Option<&str>, context: &Context) -> ExitCode {
     let started = Instant::now();
-    let chosen: Vec<&Gate> =
-        GATES.iter().filter(|gate| filter.is_none_or(|filter| gate.name.contains(filter))).collect();
+    // A whole name means that gate alone, although other names hold it.
+    let whole = GATES.iter().any(|gate| filter == Some(gate.name));
+    let matches = |gate: &&Gate| {
+        filter.is_none_or(|filter| if whole { gate.name == filter } else { gate.name.contains(filter) })
+    };
+    let chosen: Vec<&Gate> = GATES.iter().filter(matches).collect();
     if chosen.is_empty() {
         let names: Vec<_> = GATES.iter().map(|gate| gate.name).collect();
         eprintln!("error: no gate matches `{}`; there are: {}", filter.unwrap_or(""), names.join(", "));

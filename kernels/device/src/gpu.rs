@@ -9,7 +9,9 @@ use cuda_core::{CudaContext, CudaFunction, CudaModule, CudaStream, DeviceBuffer,
 use kiln_engine::selftest::RunError;
 
 use crate::contract::{Contract, Reach};
-use crate::{driver, q8_0_row};
+use crate::driver;
+#[cfg(not(other_ptx))]
+use crate::q8_0_row;
 
 /// The result of an operation on the card.
 pub type Result<T> = std::result::Result<T, RunError>;
@@ -46,6 +48,23 @@ struct Attribute {
     value: [u8; 64],
 }
 
+/// Loads the entries that are embedded in this binary.
+///
+/// # Errors
+/// They do not run on the context's card.
+pub fn entries(context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
+    // SAFETY: the entries that are loaded are those embedded in this binary. This also keeps the linker from dropping
+    // what they are embedded in.
+    #[cfg(not(other_ptx))]
+    let module = unsafe { q8_0_row::entries::load(context) }
+        .map_err(RunError::from)
+        .and_then(|_anchor| Ok(cuda_core::embedded::load_embedded_module(context, env!("CARGO_PKG_NAME"))?));
+    // The backend embeds its IR then, which is of no use where nothing can compile it.
+    #[cfg(other_ptx)]
+    let module = context.load_module_from_image(include_bytes!(env!("KILN_DEVICE_PTX"))).map_err(in_words);
+    module
+}
+
 impl Gpu {
     /// Opens card `index` and loads this binary's entries.
     ///
@@ -55,10 +74,7 @@ impl Gpu {
         driver::open()?;
         let context = CudaContext::new(index).map_err(in_words)?;
         let stream = context.new_stream().map_err(in_words)?;
-        // SAFETY: the entries that are loaded are those embedded in this binary. This also keeps the linker from dropping
-        // what they are embedded in.
-        let _anchor = unsafe { q8_0_row::entries::load(&context)? };
-        let module = cuda_core::embedded::load_embedded_module(&context, env!("CARGO_PKG_NAME"))?;
+        let module = entries(&context)?;
         let overlap = cfg!(overlap) && context.compute_capability()? >= (9, 0);
         let (names, reached) = (RefCell::default(), RefCell::default());
         Ok(Gpu { index, context, stream, module, overlap, names, reached, slack: None })

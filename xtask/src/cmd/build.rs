@@ -14,16 +14,17 @@ use crate::backend::Backend;
 use crate::child;
 use crate::cli::Common;
 use crate::cmd::store;
-use crate::cuda::{LibClang, Toolkit};
+use crate::cuda::{LibClang, Ptxas, Toolkit};
 use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
-use crate::llc::{Tool, Tools};
+use crate::hash::Sha256;
+use crate::nvvm::{self, LibNvvm};
 use crate::output;
 use crate::pin::Pin;
-use crate::plan::{self, Pins, Plan, Request};
+use crate::plan::{self, Lowering, Pins, Plan, Request};
 use crate::progress::{self, Progress};
-use crate::ptx::{self, Expectation, Ptx, scan};
+use crate::ptx::{self, Expectation, Ptx, scan, usage};
 use crate::ptx_record::{self, PtxRecord};
 use crate::store::Key;
 use crate::toolchain::Toolchain;
@@ -41,13 +42,17 @@ crate::codes! {
     NO_PTX = "KILN-0133", Refusal, "the build wrote no PTX",
         "cargo-oxide ended well, but no PTX file is where it was told to write them, so nothing can be checked and \
          nothing may be used.";
+    NOT_EMBEDDED = "KILN-0134", Internal, "the program does not hold the PTX that was made for it",
+        "With libNVVM the device crate is built twice: first for the IR, then with the PTX that libNVVM made of it. The \
+         second build gave other IR, or a program without that PTX. Please report it.";
 }
 
 /// Build the CPU engine, have it write a story, and test it; with --arch, build the GPU engine and its kernels
 ///
 /// Reads the sources and, with --arch, everything that `doctor` lists. Writes target/ (target/device/ARCH with
-/// --arch). Refuses with exit code 70 unless backend, patches, llc and host config are what PROVENANCE says. After
-/// the build, every PTX file is checked: the asked .target, no leaked intrinsic.
+/// --arch, target/device/ARCH-libnvvm with --llc libnvvm). Refuses with exit code 70 unless backend, patches, llc and
+/// host config are what PROVENANCE says. After the build, every PTX file is checked: the asked .target, no leaked
+/// intrinsic.
 #[derive(Debug, Args)]
 pub struct Build {
     #[command(flatten)]
@@ -150,10 +155,12 @@ pub struct GpuBuild<'a> {
     env: &'a Env,
     pins: &'a Pins,
     toolchain: &'a Toolchain,
-    tools: &'a Tools,
+    lowering: Lowering<'a>,
     backend: &'a Backend,
     cuda: &'a Toolkit,
     libclang: &'a LibClang,
+    /// Where there is one, it must accept what libNVVM makes.
+    ptxas: Option<&'a Ptxas>,
     /// The crates, where the store has them.
     crates: Option<Vendored>,
 }
@@ -169,13 +176,19 @@ pub struct Built {
     pub ptx: Vec<(PathBuf, Ptx)>,
 }
 
-/// The program that a build for `arch` makes in `workspace`, whether or not it is there.
-pub fn binary(workspace: &Path, arch: &Arch) -> PathBuf {
-    target(workspace, arch).join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX))
+/// The program that a build for `arch` makes in `workspace`, whether or not it is there: with llc, or with libNVVM.
+pub fn binary(workspace: &Path, arch: &Arch, by_libnvvm: bool) -> PathBuf {
+    program(&target(workspace, arch, by_libnvvm))
 }
 
-fn target(workspace: &Path, arch: &Arch) -> PathBuf {
-    workspace.join("target/device").join(arch.to_string())
+fn program(target: &Path) -> PathBuf {
+    target.join("release").join(format!("{BINARY}{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// Apart, so that the one cannot be taken for the other.
+fn target(workspace: &Path, arch: &Arch, by_libnvvm: bool) -> PathBuf {
+    let end = if by_libnvvm { "-libnvvm" } else { "" };
+    workspace.join("target/device").join(format!("{arch}{end}"))
 }
 
 /// The device workspace's manifest.
@@ -186,8 +199,8 @@ const PACKAGE: &str = "kiln-device";
 const BINARY: &str = "kiln";
 
 impl<'a> GpuBuild<'a> {
-    /// Refuses unless everything in the plan is good and its llc knows `archs`; tells `progress` where their PTX does
-    /// not run. Builds nothing.
+    /// Refuses unless everything in the plan is good and what makes its PTX knows `archs`; tells `progress` where their
+    /// PTX does not run. Builds nothing.
     ///
     /// # Errors
     /// The first reason why a build would not start.
@@ -199,7 +212,7 @@ impl<'a> GpuBuild<'a> {
     ) -> Result<Self> {
         for arch in archs {
             let arch =
-                plan::resolve_arch(&arch.to_string(), plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env);
+                plan::resolve_arch(&arch.to_string(), plan.lowering().ok(), plan.gpu.value.as_ref(), env);
             arch.require()?;
             for note in &arch.decision.notes {
                 progress.warn(note);
@@ -215,19 +228,24 @@ impl<'a> GpuBuild<'a> {
             env,
             pins,
             toolchain: plan.rustc.require()?,
-            tools: plan.llc.require()?,
+            lowering: plan.lowering()?,
             backend: plan.backend.require()?,
             cuda: plan.cuda.require()?,
             libclang: plan.libclang.require()?,
+            ptxas: plan.ptxas.value.as_ref(),
             crates: vendor::find(plan.store.require()?, &pins.pin, &plan.workspace)?,
         };
         gpu.refuse_other_backend()?;
         Ok(gpu)
     }
 
-    /// The llc that lowers the kernels.
-    pub fn llc(&self) -> &Tool {
-        &self.tools.llc
+    /// What makes the kernels' PTX.
+    pub fn lowering(&self) -> Lowering<'a> {
+        self.lowering
+    }
+
+    fn by_libnvvm(&self) -> bool {
+        matches!(self.lowering, Lowering::LibNvvm(_))
     }
 
     fn refuse_other_backend(&self) -> Result<()> {
@@ -253,7 +271,7 @@ impl<'a> GpuBuild<'a> {
     /// # Errors
     /// The child fails, or its PTX is refused.
     pub fn build(&self, arch: &Arch) -> Result<Built> {
-        let target = target(self.workspace, arch);
+        let target = target(self.workspace, arch, self.by_libnvvm());
         let files = self.ptx_in(arch, &target)?;
         let mut checked = Vec::new();
         for path in files {
@@ -264,7 +282,7 @@ impl<'a> GpuBuild<'a> {
             let files: Vec<PathBuf> = checked.iter().map(|(path, _)| path.clone()).collect();
             PtxRecord::write(folder, &arch.to_string(), self.backend.library_sha256, &files)?;
         }
-        Ok(Built { arch: *arch, binary: binary(self.workspace, arch), ptx: checked })
+        Ok(Built { arch: *arch, binary: program(&target), ptx: checked })
     }
 
     /// Builds in the target folder `target` and returns the PTX files, which are not checked yet.
@@ -272,10 +290,13 @@ impl<'a> GpuBuild<'a> {
     /// # Errors
     /// The child fails, or there are none.
     pub(crate) fn ptx_in(&self, arch: &Arch, target: &Path) -> Result<Vec<PathBuf>> {
-        let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)));
+        let ptx_folder = target.join(format!("ptx-{}", self.inputs(arch)?));
         fs::create_dir_all(&ptx_folder)?;
         for path in ptx_record::drop_changed(&ptx_folder)? {
             eprintln!("warning: {} was changed since it was built: it is made again", path.display());
+        }
+        if let Lowering::LibNvvm(libnvvm) = self.lowering {
+            return Ok(vec![self.ptx_by(libnvvm, arch, target, &ptx_folder)?]);
         }
         self.run(arch, target, &ptx_folder)?;
         let mut files = scan::in_folder(&ptx_folder)?;
@@ -292,29 +313,85 @@ impl<'a> GpuBuild<'a> {
         Ok(files)
     }
 
+    /// Builds for the IR, has libNVVM make PTX of it, and builds again with that PTX in the program.
+    fn ptx_by(&self, libnvvm: &LibNvvm, arch: &Arch, target: &Path, folder: &Path) -> Result<PathBuf> {
+        let (ir_path, ptx_path) = (ir_folder(folder).join(format!("{BINARY}.ll")), embedded(folder));
+        self.run(arch, target, folder)?;
+        if !ir_path.is_file() {
+            self.clean(target)?;
+            self.run(arch, target, folder)?;
+        }
+        let read = || match fs::read_to_string(&ir_path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Err(Error::new(&NO_PTX, format!("there is no {}", ir_path.display()))
+                    .hint(format!("run: rm -r {}, and build again", target.display())))
+            }
+            result => Ok(result?),
+        };
+        let ir = read()?;
+        let contraction = self.pins.pin.kernels.contraction;
+        // Compiling takes longer than reading; the first line says of what the PTX was made.
+        let options = nvvm::options(*arch, contraction).join(" ");
+        let origin =
+            format!("// By {}, {options}, of IR sha256:{}", libnvvm.identity()?, Sha256::of(ir.as_bytes()));
+        let present = fs::read_to_string(&ptx_path).unwrap_or_default();
+        if present.lines().next() != Some(&origin) {
+            let ptx = libnvvm.compile(&nvvm::ir::complete(&ir)?, BINARY, *arch, contraction)?;
+            let text = format!("{origin}\n{ptx}");
+            // A program with this PTX comes only from PTX that is good.
+            let checked = self.check(arch, &ptx_path, &text)?;
+            crate::atomic::write_atomic(&ptx_path, text.as_bytes(), None)?;
+            if let Some(ptxas) = self.ptxas {
+                let entries = checked.entries.iter().map(String::as_str);
+                if let Err(error) = usage::assemble(ptxas, &ptx_path, &arch.to_string(), entries, self.env) {
+                    fs::remove_file(&ptx_path)?;
+                    return Err(error);
+                }
+            }
+            self.run(arch, target, folder)?;
+        }
+        let ptx = fs::read(&ptx_path)?;
+        let program = program(target);
+        if read()? != ir {
+            return Err(Error::new(
+                &NOT_EMBEDDED,
+                format!("{} was another one after the second build", ir_path.display()),
+            )
+            .hint(format!("run: rm -r {}, and build again", target.display())));
+        }
+        if !holds(&fs::read(&program)?, &ptx) {
+            let (program, ptx) = (program.display(), ptx_path.display());
+            return Err(Error::new(&NOT_EMBEDDED, format!("{program} does not hold {ptx}"))
+                .hint(format!("run: rm -r {}, and build again", target.display())));
+        }
+        Ok(ptx_path)
+    }
+
     /// Reads and checks `text`, the content of the PTX file `path`.
     ///
     /// # Errors
     /// It is not what a build for `arch` must give.
     pub fn check(&self, arch: &Arch, path: &Path, text: &str) -> Result<Ptx> {
         let expectation = Expectation { arch: *arch, contraction_off: !self.pins.pin.kernels.contraction };
-        let llc = format!("{} ({})", self.tools.llc.path.display(), self.tools.llc.line);
         let ptx = Ptx::parse(text);
-        ptx::check(&ptx, &expectation, &path.display().to_string(), &llc)?;
+        ptx::check(&ptx, &expectation, &path.display().to_string(), &self.lowering.to_string())?;
         Ok(ptx)
     }
 
     /// A hash of everything but the sources that decides the PTX. It names the PTX folder, which cargo-oxide hashes into
     /// the flags: so a change of any of it compiles again, although no source changed.
-    fn inputs(&self, arch: &Arch) -> Key {
-        Key::builder("ptx", 1)
+    fn inputs(&self, arch: &Arch) -> Result<Key> {
+        let key = Key::builder("ptx", 1)
             .field("arch", &arch.to_string())
             .field("backend", &self.backend.library_sha256.to_string())
-            .field("rustc", &self.toolchain.version.text)
-            .field("llc", &self.tools.llc.identity())
-            .field("opt", &self.tools.opt.identity())
-            .field("contraction", &self.pins.pin.kernels.contraction.to_string())
-            .finish()
+            .field("rustc", &self.toolchain.version.text);
+        let key = match self.lowering {
+            Lowering::Llc(tools) => {
+                key.field("llc", &tools.llc.identity()).field("opt", &tools.opt.identity())
+            }
+            Lowering::LibNvvm(libnvvm) => key.field("libnvvm", &libnvvm.identity()?),
+        };
+        Ok(key.field("contraction", &self.pins.pin.kernels.contraction.to_string()).finish())
     }
 
     fn command(&self, program: &Path) -> Result<Command> {
@@ -333,9 +410,17 @@ impl<'a> GpuBuild<'a> {
     fn run(&self, arch: &Arch, target: &Path, ptx_folder: &Path) -> Result<()> {
         let mut command = self.command(&self.backend.cargo_oxide)?;
         command.env("CUDA_OXIDE_BACKEND", &self.backend.library);
-        command.env("CUDA_OXIDE_LLC", &self.tools.llc.path).env("CUDA_OXIDE_OPT", &self.tools.opt.path);
         command.env("CUDA_OXIDE_PTX_DIR", ptx_folder);
         command.arg("build").arg("--arch").arg(arch.to_string());
+        match self.lowering {
+            Lowering::Llc(tools) => {
+                command.env("CUDA_OXIDE_LLC", &tools.llc.path).env("CUDA_OXIDE_OPT", &tools.opt.path);
+            }
+            Lowering::LibNvvm(_) => {
+                command.env("CUDA_OXIDE_PTX_DIR", ir_folder(ptx_folder));
+                command.arg("--emit-nvvm-ir").env("KILN_DEVICE_PTX", embedded(ptx_folder));
+            }
+        }
         if !self.pins.pin.kernels.contraction {
             command.arg("--no-fmad").env("CUDA_OXIDE_NO_FMA", "1");
         }
@@ -355,6 +440,30 @@ impl<'a> GpuBuild<'a> {
         command.arg("--target-dir").arg(target);
         succeed(&mut command, "cargo clean")
     }
+}
+
+/// Where the backend writes its IR: it removes PTX that it finds there.
+fn ir_folder(ptx_folder: &Path) -> PathBuf {
+    ptx_folder.join("ir")
+}
+
+/// The PTX that the program embeds in place of what the backend embeds.
+fn embedded(ptx_folder: &Path) -> PathBuf {
+    ptx_folder.join(format!("{BINARY}.ptx"))
+}
+
+/// Says whether `part` is in `whole`.
+fn holds(whole: &[u8], part: &[u8]) -> bool {
+    let Some(first) = part.first() else { return true };
+    let mut rest = whole;
+    while let Some(at) = rest.iter().position(|byte| byte == first) {
+        let Some(from) = rest.get(at..) else { return false };
+        if from.starts_with(part) {
+            return true;
+        }
+        rest = from.get(1..).unwrap_or_default();
+    }
+    false
 }
 
 /// Where the linker looks: the user's own folders first, the toolkit's stubs last.
@@ -397,4 +506,21 @@ fn check(status: ExitStatus, what: &str, code: &'static crate::error::Code) -> R
     Err(Error::new(code, format!("{what} ended with {status}"))
         .with_exit(exit)
         .hint("read the first error above"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_found_at_either_end_and_after_false_starts() {
+        let whole = b"\x7fELF aab aabab end";
+        for part in [&b"\x7fELF"[..], b"aabab", b"end", b"", whole] {
+            assert!(holds(whole, part), "{part:?}");
+        }
+        for part in [&b"aabb"[..], b"end ", b"x"] {
+            assert!(!holds(whole, part), "{part:?}");
+        }
+        assert!(!holds(b"", b"x"));
+    }
 }

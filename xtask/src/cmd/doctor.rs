@@ -53,9 +53,8 @@ impl Doctor {
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::All), workspace, env);
         let mut decisions: Vec<Decision> = plan.decisions().into_iter().cloned().collect();
         for arch in &self.arch {
-            decisions.push(
-                plan::resolve_arch(arch, plan.llc.value.as_ref(), plan.gpu.value.as_ref(), env).decision,
-            );
+            decisions
+                .push(plan::resolve_arch(arch, plan.lowering().ok(), plan.gpu.value.as_ref(), env).decision);
         }
         let exit = decisions
             .iter()

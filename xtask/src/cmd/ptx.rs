@@ -15,8 +15,9 @@ use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::Sha256;
+use crate::nvvm;
 use crate::output;
-use crate::pin::{ArchName, LlvmTable, Pin};
+use crate::pin::{ArchName, Pin, PtxCompiler};
 use crate::plan::{Plan, Request};
 use crate::progress::{self, Silent};
 use crate::ptx::compare::{self, Difference};
@@ -41,6 +42,9 @@ crate::codes! {
     NO_CARD = "KILN-0155", Machine, "there is no card to ask",
         "With `--driver` the PTX is loaded by the driver, to read how much local memory each entry gets from its \
          compiler. That needs a card. Everything else works without: run it without `--driver`.";
+    OTHER_RELEASE = "KILN-0156", Machine, "the toolkit's libNVVM is not the one to record",
+        "`ptx bless` makes the PTX with everything that PROVENANCE verifies. The libNVVM of the CUDA toolkit here is of \
+         another release than the one whose turn it is, so that its digests would be recorded under a wrong name.";
     RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
         "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
          `cargo xtask ptx bless`; one of them was edited or merged alone.";
@@ -109,8 +113,8 @@ struct Check {
 
 /// Record the PTX: its digests in PROVENANCE, what each entry needs in kernels/ptx-table.toml
 ///
-/// Builds for every architecture and LLVM major that is recorded, and for --arch and --llc. Writes both files and what
-/// `build` writes.
+/// Builds for every architecture that is recorded and for --arch, with every llc major and libNVVM that PROVENANCE
+/// verifies. Writes both files and what `build` writes.
 #[derive(Debug, Args)]
 struct Bless {
     #[command(flatten)]
@@ -163,7 +167,7 @@ impl Ptx {
 /// A scan of one architecture by one llc.
 struct Scanning {
     arch: ArchName,
-    llvm: LlvmTable,
+    llvm: PtxCompiler,
     files: Vec<PathBuf>,
     entries: BTreeMap<String, Scanned>,
 }
@@ -201,7 +205,7 @@ fn build_and_scan(
     env: &Env,
 ) -> Result<Vec<Scanning>> {
     let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
-    let llvm = LlvmTable(gpu.llc().version.major);
+    let llvm = gpu.lowering().key();
     let mut scans = Vec::new();
     for arch in archs {
         let files: Vec<PathBuf> = gpu.build(arch)?.ptx.into_iter().map(|(path, _)| path).collect();
@@ -515,11 +519,22 @@ impl Bless {
         let plan = Plan::resolve(&request, workspace, env);
         let mut ptxas = Some(require_ptxas(&plan)?.full.clone());
         let mut scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
-        let done: BTreeSet<LlvmTable> = scans.iter().map(|scan| scan.llvm).collect();
-        let majors: BTreeSet<LlvmTable> = recorded.keys().map(|(_, llvm)| *llvm).collect();
-        for llvm in majors.difference(&done) {
-            let request = Request { llc: Some(llvm.0.to_string().into()), ..request.clone() };
+        let done: BTreeSet<PtxCompiler> = scans.iter().map(|scan| scan.llvm).collect();
+        for compiler in verified(&pin).difference(&done) {
+            let llc = match compiler {
+                PtxCompiler::Llc(major) => major.to_string(),
+                PtxCompiler::LibNvvm(_) => nvvm::WORD.to_owned(),
+            };
+            let request = Request { llc: Some(llc.into()), ..request.clone() };
             let plan = Plan::resolve(&request, workspace, env);
+            let found = plan.lowering()?.key();
+            if found != *compiler {
+                return Err(Error::new(
+                    &OTHER_RELEASE,
+                    format!("PROVENANCE verifies {compiler}, and the toolkit here has {found}"),
+                )
+                .hint("set CUDA_TOOLKIT_PATH to a toolkit of that release, or take it out of PROVENANCE"));
+            }
             ptxas = ptxas.filter(|ptxas| plan.ptxas.value.as_ref().is_some_and(|other| other.full == *ptxas));
             scans.extend(build_and_scan(&plan, &archs, card.as_ref(), env)?);
         }
@@ -579,6 +594,12 @@ impl Bless {
         })?;
         Ok(0)
     }
+}
+
+/// Everything that may make PTX.
+fn verified(pin: &Pin) -> BTreeSet<PtxCompiler> {
+    let majors = pin.llvm.verified.iter().copied().map(PtxCompiler::Llc);
+    majors.chain(pin.libnvvm.iter().copied().map(PtxCompiler::LibNvvm)).collect()
 }
 
 fn require_ptxas(plan: &Plan) -> Result<&Ptxas> {

@@ -97,7 +97,7 @@ impl Setup {
         let pins = plan.pins.require()?;
         let store = plan.store.require()?;
         let toolchain = plan.rustc.require()?;
-        let tools = plan.llc.require()?;
+        let tools = plan.tools()?;
         let flags = plan.host_flags.require()?;
 
         let mut steps = steps(&plan, &origin);

@@ -205,7 +205,7 @@ impl Verify {
             patches: &pins.patches,
             source,
             toolchain,
-            tools: plan.llc.require()?,
+            tools: plan.tools()?,
             crates: Some(&crates),
             offline: true,
             env,

@@ -11,6 +11,7 @@ use super::{Gate, Need, Outcome, Plant, World};
 use crate::arch::Arch;
 use crate::cmd::build::{self, GpuBuild};
 use crate::error::Result;
+use crate::model;
 use crate::process::{self, Failure};
 use crate::progress::{self, Silent};
 
@@ -26,15 +27,84 @@ struct Binary {
     arguments: &'static [&'static str],
     plant: &'static str,
     plant_arguments: &'static [&'static str],
+    /// Runs with the pinned model of this name, too, where the store has it.
+    model: Option<&'static str>,
 }
 
-static BINARY: &[Binary] = &[Binary {
-    name: "device/selftest",
-    about: "every kernel gives the same bits on the card, on the CPU and in the reference",
-    arguments: &["selftest", "--device", "cuda"],
-    plant: "a runner with a wrong order of additions",
-    plant_arguments: &["--plant", "lane-order"],
-}];
+static BINARY: &[Binary] = &[
+    Binary {
+        name: "device/selftest",
+        about: "every kernel gives the same bits on the card, on the CPU and in the reference",
+        arguments: &["selftest", "--device", "cuda"],
+        plant: "a runner with a wrong order of additions",
+        plant_arguments: &["--plant", "lane-order"],
+        model: None,
+    },
+    Binary {
+        name: "device/kquant",
+        about: "row products of every type, in all their forms, have the bits of the plain walk",
+        arguments: &["gate", "kquant"],
+        plant: "a bit of a scale changed on the card",
+        plant_arguments: &["--plant", "scale-bit"],
+        model: None,
+    },
+    Binary {
+        name: "device/kquant-fused",
+        about: "rows with their norm, quantising or activation in one launch have the bits of the plain walks",
+        arguments: &["gate", "kquant-fused"],
+        plant: "a bit of a norm's weight changed on the card",
+        plant_arguments: &["--plant", "norm-bit"],
+        model: None,
+    },
+    Binary {
+        name: "device/kquant-selected",
+        about: "rows and tiles of selected experts have the bits of the plain walk",
+        arguments: &["gate", "kquant-selected"],
+        plant: "two selected experts exchanged",
+        plant_arguments: &["--plant", "slot-order"],
+        model: None,
+    },
+    Binary {
+        name: "device/cpu-bits",
+        about: "norms, activations, embeddings, heads and attention have the bits of the CPU",
+        arguments: &["gate", "cpu-bits"],
+        plant: "an epsilon that is off by one unit in the last place",
+        plant_arguments: &["--plant", "epsilon-ulp"],
+        model: None,
+    },
+    Binary {
+        name: "device/contracts",
+        about: "no launch contract states less than its entry reaches, and a shorter buffer is refused",
+        arguments: &["gate", "contracts"],
+        plant: "an allocation that is longer than stated",
+        plant_arguments: &["--plant", "long-buffer"],
+        model: None,
+    },
+    Binary {
+        name: "device/graph",
+        about: "replayed steps have the bits of launched ones",
+        arguments: &["gate", "graph"],
+        plant: "a replay with the state of the step before",
+        plant_arguments: &["--plant", "stale-state"],
+        model: None,
+    },
+    Binary {
+        name: "device/batch",
+        about: "batches have the bits of one token at a time",
+        arguments: &["gate", "batch"],
+        plant: "a bit of the cache of keys and values changed",
+        plant_arguments: &["--plant", "cache-bit"],
+        model: None,
+    },
+    Binary {
+        name: "device/e2e",
+        about: "logits and cache of whole models have the bits of the CPU backend",
+        arguments: &["gate", "e2e"],
+        plant: "a bit of a weight changed on the card",
+        plant_arguments: &["--plant", "weight-bit"],
+        model: Some("smollm2"),
+    },
+];
 
 /// All of them.
 pub fn gates() -> Vec<Gate> {
@@ -49,14 +119,20 @@ pub fn gates() -> Vec<Gate> {
 }
 
 fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
-    let mut arguments = binary.arguments.to_vec();
+    let mut arguments: Vec<String> = binary.arguments.iter().map(|text| (*text).to_owned()).collect();
     if plant == Plant::On {
-        arguments.extend(binary.plant_arguments);
+        arguments.extend(binary.plant_arguments.iter().map(|text| (*text).to_owned()));
+    }
+    let model = binary.model.and_then(|name| fetched(world, name));
+    if let Some(path) = &model {
+        arguments.extend(["-m".to_owned(), path.display().to_string()]);
     }
     let skip = |reason: String, arch: Option<Arch>| {
         let path = arch.map_or_else(
             || "target/device/sm_NN/release/kiln".into(),
-            |arch| build::binary(Path::new(""), &arch).display().to_string(),
+            |arch| {
+                build::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string()
+            },
         );
         Outcome::Skipped { reason, run: format!("{path} {}", arguments.join(" ")) }
     };
@@ -80,10 +156,22 @@ fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
     command.args(&arguments).stdin(Stdio::null());
     let shown = format!("{} {}", path.display(), arguments.join(" "));
     Ok(match process::output(&mut command, LIMIT) {
-        Ok(output) if output.status.success() => {
-            let last = output.stdout.lines().last().unwrap_or("it succeeds");
-            Outcome::green(format!("{card}: {last}"))
-        }
+        Ok(output) if output.status.success() => match verdict(binary, &output.stdout) {
+            Verdict::Green(found) => {
+                let alone = match (binary.model, &model) {
+                    (Some(name), None) => {
+                        format!("; the built-in model alone, `cargo xtask model {name}` adds another")
+                    }
+                    _ => String::new(),
+                };
+                Outcome::green(format!("{card}: {found}{alone}"))
+            }
+            Verdict::Skipped(reason) => skip(format!("{card}, but the binary {reason}"), Some(arch)),
+            Verdict::Unknown => Outcome::red(format!(
+                "`{shown}` succeeds without saying that it checked anything\n{}",
+                tail(&output.stdout)
+            )),
+        },
         Ok(output) => Outcome::red(format!(
             "`{shown}` ended with {}\n{}{}",
             output.status,
@@ -97,9 +185,42 @@ fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
     })
 }
 
+/// What a binary that succeeded says of its check.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It was made; what was found.
+    Green(String),
+    /// It was not made; why.
+    Skipped(String),
+    /// It is not said.
+    Unknown,
+}
+
+/// Reads the output. A binary that skips its gate succeeds, too, which must not count as green.
+fn verdict(binary: &Binary, stdout: &str) -> Verdict {
+    let mut lines = stdout.lines().rev();
+    let Some(last) = lines.next() else { return Verdict::Unknown };
+    let ["gate", gate] = binary.arguments else { return Verdict::Green(last.to_owned()) };
+    let line = lines.find_map(|line| line.strip_prefix(gate)?.strip_prefix(' ')).map(str::trim);
+    match line {
+        Some(line) if last.starts_with("DONE total=1 red=0 skipped=0 ") => {
+            Verdict::Green(line.trim_start_matches("green").trim().to_owned())
+        }
+        Some(line) if last.starts_with("DONE total=1 red=0 skipped=1 ") => Verdict::Skipped(line.to_owned()),
+        _ => Verdict::Unknown,
+    }
+}
+
+/// The pinned model `name`, where the store has it.
+fn fetched(world: &World<'_>, name: &str) -> Option<PathBuf> {
+    let (pins, store) = (world.plan().pins.value.as_ref()?, world.plan().store.value.as_ref()?);
+    let model = pins.pin.models.iter().find(|model| model.name.as_str() == name)?;
+    model::find(store, model).ok().flatten()
+}
+
 /// The binary for `arch`: built now where that is possible, else as it was copied here; or why there is none.
 fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> {
-    let path = build::binary(world.workspace, &arch);
+    let path = build::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
     match world.plan().problem() {
         None => {
             let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
@@ -115,5 +236,61 @@ fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> 
             let what = problem.message.lines().next().unwrap_or_default();
             Ok(Err(format!("there is no {}, and it cannot be built here: {what}", path.display())))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gates of the binary, by name and defect, as its source lists them.
+    fn listed() -> Vec<(String, String)> {
+        let source = include_str!("../../../kernels/device/src/gates.rs");
+        let field = |entry: &str, key: &str| {
+            let (_, rest) = entry.split_once(&format!("{key}: \"")).unwrap();
+            rest.split_once('"').unwrap().0.to_owned()
+        };
+        let (_, list) = source.split_once("const GATES:").unwrap();
+        let (list, _) = list.split_once("];\n").unwrap();
+        list.split("Gate {").skip(1).map(|entry| (field(entry, "name"), field(entry, "plant"))).collect()
+    }
+
+    #[test]
+    fn every_gate_of_the_binary_has_a_row_with_its_plant() {
+        let rows: Vec<_> = BINARY
+            .iter()
+            .filter_map(|binary| match (binary.arguments, binary.plant_arguments) {
+                (["gate", name], ["--plant", defect]) => {
+                    assert_eq!(binary.name, format!("device/{name}"));
+                    Some(((*name).to_owned(), (*defect).to_owned()))
+                }
+                _ => None,
+            })
+            .collect();
+        assert_eq!(rows, listed());
+        assert!(rows.len() >= 5, "{rows:?}");
+    }
+
+    #[test]
+    fn only_a_check_that_was_made_is_green() {
+        let binary = |name: &str| BINARY.iter().find(|binary| binary.name == name).unwrap();
+        let batch = binary("device/batch");
+        let green = "batch      green  12 compared (0.1 s)\nDONE total=1 red=0 skipped=0 wall=0.1\n";
+        assert_eq!(verdict(batch, green), Verdict::Green("12 compared (0.1 s)".into()));
+        let skipped = "batch      skipped: no driver (0.0 s)\nDONE total=1 red=0 skipped=1 wall=0.0\n";
+        assert_eq!(verdict(batch, skipped), Verdict::Skipped("skipped: no driver (0.0 s)".into()));
+        for text in
+            ["", "\n", "batch      green  12 compared (0.1 s)\n", "DONE total=1 red=0 skipped=0 wall=0\n"]
+        {
+            assert_eq!(verdict(batch, text), Verdict::Unknown, "{text:?}");
+        }
+        // A gate whose name begins the same is another one.
+        let kquant = "kquant-fused    green  1 compared (0.1 s)\nDONE total=1 red=0 skipped=0 wall=0.1\n";
+        assert_eq!(verdict(binary("device/kquant"), kquant), Verdict::Unknown);
+        // Another gate, or more than the one that was asked for.
+        assert_eq!(verdict(binary("device/graph"), green), Verdict::Unknown);
+        assert_eq!(verdict(batch, &green.replace("total=1", "total=2")), Verdict::Unknown);
+        let selftest = verdict(binary("device/selftest"), "5 compared, 0 failed\n");
+        assert_eq!(selftest, Verdict::Green("5 compared, 0 failed".into()));
     }
 }

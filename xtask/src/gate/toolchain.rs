@@ -278,7 +278,13 @@ fn append(path: &Path) -> Result<()> {
 
 fn refuses_other_llc(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
-    let verified = world.plan().llc.require()?.llc.path.clone();
+    if world.plan().by_libnvvm {
+        return Ok(Outcome::Skipped {
+            reason: "--llc libnvvm is given, and this is about llc".to_owned(),
+            run: "cargo xtask gate toolchain/refuses-other-llc".to_owned(),
+        });
+    }
+    let verified = world.plan().tools()?.llc.path.clone();
     let other = match plant {
         Plant::On => verified,
         Plant::Off => {

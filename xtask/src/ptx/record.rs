@@ -9,7 +9,7 @@ use toml_edit::{DocumentMut, Item, Table, value};
 use crate::atomic::write_atomic;
 use crate::error::{Error, Result};
 use crate::hash::Sha256;
-use crate::pin::{self, ArchName, LlvmTable, Pin};
+use crate::pin::{self, ArchName, Pin, PtxCompiler};
 
 crate::codes! {
     STALE = "KILN-0356", Refusal, "the kernels' sources are not those of the record",
@@ -17,15 +17,15 @@ crate::codes! {
          they were changed since. Once the new PTX is what it should be (the gates say so), record it with \
          `cargo xtask ptx bless`.";
     NOT_RECORDED = "KILN-0357", Machine, "PROVENANCE records no PTX for this",
-        "`ptx check` compares with the digests in PROVENANCE, [kernels.ptx.ARCH.llvm-MAJOR], and there are none for \
-         this architecture and LLVM major.";
+        "`ptx check` compares with the digests in PROVENANCE, [kernels.ptx.ARCH.llvm-MAJOR] or [kernels.ptx.ARCH.\"libnvvm-RELEASE\"], \
+         and there are none for this architecture and compiler.";
     CANNOT_RECORD = "KILN-0358", Machine, "PROVENANCE cannot be changed",
         "`ptx bless` changes [kernels] in PROVENANCE and keeps everything else as it is. The file has a form in which \
          that is not possible.";
 }
 
-/// The digests of entries, by architecture and LLVM major, as PROVENANCE has them.
-pub type Digests = BTreeMap<(ArchName, LlvmTable), BTreeMap<String, Sha256>>;
+/// The digests of entries, by architecture and compiler, as PROVENANCE has them.
+pub type Digests = BTreeMap<(ArchName, PtxCompiler), BTreeMap<String, Sha256>>;
 
 /// The digests that `pin` has.
 pub fn digests(pin: &Pin) -> Digests {

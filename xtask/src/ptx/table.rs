@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::usage::Usage;
 use crate::error::{Error, Result};
 use crate::hash::Sha256;
-use crate::pin::{ArchName, LlvmTable};
+use crate::pin::{ArchName, PtxCompiler};
 use crate::toml_context::excerpt;
 
 crate::codes! {
@@ -30,8 +30,8 @@ pub const FILE_NAME: &str = "kernels/ptx-table.toml";
 /// The layout that is written and read.
 const SCHEMA: u32 = 1;
 
-/// What is known of one entry, by architecture and LLVM major.
-pub type Rows = BTreeMap<(ArchName, LlvmTable), BTreeMap<String, Row>>;
+/// What is known of one entry, by architecture and compiler.
+pub type Rows = BTreeMap<(ArchName, PtxCompiler), BTreeMap<String, Row>>;
 
 /// The committed table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,7 +104,7 @@ struct RawTable {
     schema: u32,
     ptxas: Option<String>,
     #[serde(default)]
-    entries: BTreeMap<ArchName, BTreeMap<LlvmTable, BTreeMap<String, toml::Spanned<RawRow>>>>,
+    entries: BTreeMap<ArchName, BTreeMap<PtxCompiler, BTreeMap<String, toml::Spanned<RawRow>>>>,
 }
 
 #[derive(Deserialize)]
@@ -202,7 +202,7 @@ impl Table {
         }
         for ((arch, major), entries) in &self.rows {
             for (name, row) in entries {
-                let _ = writeln!(text, "\n[entries.{arch}.{major}.{}]", key(name));
+                let _ = writeln!(text, "\n[entries.{arch}.{}.{}]", key(&major.to_string()), key(name));
                 row.write(&mut text);
             }
         }
@@ -244,7 +244,7 @@ fn quoted(text: &str) -> String {
 }
 
 const HEADER: &str = "\
-# What every entry of the kernels needs, by architecture and LLVM major. Written by `cargo xtask ptx bless`, compared
+# What every entry of the kernels needs, by architecture and compiler. Written by `cargo xtask ptx bless`, compared
 # exactly by `cargo xtask ptx check`; docs/ptx.md describes the columns. The digests are in PROVENANCE.
 ";
 
@@ -347,7 +347,7 @@ mod tests {
     fn what_is_written_is_read() {
         let text = table().text();
         insta::assert_snapshot!(text, @r#"
-        # What every entry of the kernels needs, by architecture and LLVM major. Written by `cargo xtask ptx bless`, compared
+        # What every entry of the kernels needs, by architecture and compiler. Written by `cargo xtask ptx bless`, compared
         # exactly by `cargo xtask ptx check`; docs/ptx.md describes the columns. The digests are in PROVENANCE.
         schema = 1
         ptxas = "V13.0.88"

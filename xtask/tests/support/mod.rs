@@ -174,6 +174,32 @@ esac
         self.script("bin/nvidia-smi", smi);
     }
 
+    /// Gives the CUDA toolkit a libNVVM that knows sm_86 and sm_90 and writes functions with the operations `body`, or, where
+    /// that is `refuse`, refuses all IR that has functions.
+    pub fn lay_libnvvm(&self, body: &str) {
+        let source = self.path("libnvvm.rs");
+        fs::write(
+            &source,
+            include_str!("libnvvm.rs.txt").replace("BODY", &body.escape_default().to_string()),
+        )
+        .unwrap();
+        let library = self.path("cuda/nvvm/lib64/libnvvm.so");
+        fs::create_dir_all(library.parent().unwrap()).unwrap();
+        let mut command = Command::new(&RUSTC.0);
+        command.args(["--crate-type=cdylib", "--edition=2024", "-Cpanic=abort", "-o"]);
+        let output = command.arg(&library).arg(&source).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Writes `releases` of CUDA into PROVENANCE, as those whose libNVVM is verified.
+    pub fn verify_libnvvm(&self, releases: &str) {
+        self.edit(
+            "work/PROVENANCE",
+            "\n[kernels]\n",
+            &format!("\n[libnvvm]\nverified = [{releases}]\n\n[kernels]\n"),
+        );
+    }
+
     fn lay_cuda(&self) {
         fs::create_dir_all(self.path("cuda/include")).unwrap();
         fs::write(self.path("cuda/include/cuda.h"), "#define CUDA_VERSION 13000\n").unwrap();
