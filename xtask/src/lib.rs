@@ -27,6 +27,7 @@ pub mod hash;
 pub mod host_config;
 pub mod inventory;
 pub mod llc;
+pub mod lock;
 pub mod model;
 pub mod nar;
 pub mod output;

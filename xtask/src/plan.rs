@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::thread;
 
 use crate::arch::{self, Arch, LlcCpus};
@@ -38,6 +39,8 @@ pub struct Request {
     pub toolchain: Option<OsString>,
     /// `--llc`.
     pub llc: Option<OsString>,
+    /// `--lock-timeout`.
+    pub lock_limit: Option<Duration>,
     /// Whether to stop at the first good candidate or to explain all of them.
     pub thoroughness: Thoroughness,
 }
@@ -49,6 +52,7 @@ impl Request {
             store: common.store.clone(),
             toolchain: common.toolchain.clone(),
             llc: common.llc.clone(),
+            lock_limit: common.lock_limit(),
             thoroughness,
         }
     }
@@ -295,6 +299,7 @@ fn resolve_store(
     let remembered = selection.map(|selection| selection.store.as_path());
     match Store::locate(request.store.as_deref(), remembered, workspace, env) {
         Ok(store) => {
+            let store = store.with_patience(request.lock_limit);
             if let Err(error) = store.check_root() {
                 return failed(decision, error);
             }

@@ -324,8 +324,8 @@ fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_use
     world.lay_card();
     let list = world.run(&["gate", "--list", "--json"]).exits(0);
     let list: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();
-    let names: Vec<String> =
-        list.as_array().unwrap().iter().map(|gate| gate["name"].as_str().unwrap().to_owned()).collect();
+    let gates = list["gates"].as_array().unwrap().iter();
+    let mut names: Vec<String> = gates.map(|gate| gate["name"].as_str().unwrap().to_owned()).collect();
     assert!(names.len() >= 11, "{names:?}");
 
     let before = (content(&world.path("store")), content(&world.path("work")));
@@ -336,7 +336,12 @@ fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_use
         command.env("TMPDIR", &temporary);
         finished(command.output().unwrap())
     };
-    let run = gate(&["--require-all"]).exits(0);
+    let run = gate(&[]).exits(0);
+    if !support::has_network_namespaces() {
+        support::skipped("f13", "no network namespace can be made here (unshare -rn)");
+        assert!(run.stdout.contains("skipped  toolchain/bundle-offline: "), "{}", run.stdout);
+        names.retain(|name| name != "toolchain/bundle-offline");
+    }
     let green = run.stdout.lines().filter(|line| line.starts_with("green    ")).count();
     assert_eq!(green, names.len(), "{}", run.stdout);
     for name in &names {

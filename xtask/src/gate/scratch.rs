@@ -106,7 +106,7 @@ impl<'a> Scratch<'a> {
 }
 
 /// What setup, Cargo and git make is left out, and so are links.
-fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()> {
+pub(super) fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()> {
     match extent {
         Extent::Whole => copy(from, to, &|name| !matches!(name, "target" | ".git"))?,
         Extent::Plan => {
