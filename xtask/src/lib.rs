@@ -25,6 +25,7 @@ pub mod gate;
 pub mod gpu;
 pub mod hash;
 pub mod host_config;
+pub mod interrupt;
 pub mod inventory;
 pub mod llc;
 pub mod lock;

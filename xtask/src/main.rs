@@ -8,9 +8,10 @@ use clap::error::ErrorKind;
 use xtask::cli::{self, Cli};
 use xtask::env::Env;
 use xtask::error::{Error, Report};
-use xtask::output;
+use xtask::{interrupt, output};
 
 fn main() -> ExitCode {
+    interrupt::install();
     let json = cli::asks_for_json(std::env::args_os());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -31,6 +32,8 @@ fn main() -> ExitCode {
     };
     match cli.run(&Env::of_process()) {
         Ok(status) => ExitCode::from(status),
+        // What an interrupt broke off is no failure to report.
+        Err(_) if interrupt::is_pending() => interrupt::wait_for_end(),
         Err(error) => {
             report(&error, json);
             ExitCode::from(error.exit().status())

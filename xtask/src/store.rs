@@ -25,10 +25,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::interrupt::{self, Folder};
 use crate::lock::{self, Failure, Mode};
 
 crate::codes! {
@@ -424,7 +424,7 @@ impl Lock {
 /// A folder that becomes an entry, or vanishes.
 #[derive(Debug)]
 pub struct Staging {
-    folder: TempDir,
+    folder: Folder,
     entry: PathBuf,
     prefix: String,
 }
@@ -452,15 +452,19 @@ impl Staging {
                     .hint(format!("move it away: mv {0} {0}.old", entry.display())));
             }
             // In one step where the file system can: a reader then never finds nothing.
-            if exchange(folder.path(), &entry) {
+            if interrupt::hold_back(|| exchange(folder.path(), &entry)) {
                 drop(folder);
                 sync_folder(parent)?;
                 return Ok(entry);
             }
             let aside = temporary_folder(parent, &prefix)?;
-            fs::rename(&entry, aside.path().join("old"))?;
+            interrupt::hold_back(|| {
+                fs::rename(&entry, aside.path().join("old"))?;
+                fs::rename(folder.path(), &entry)
+            })?;
+        } else {
+            interrupt::hold_back(|| fs::rename(folder.path(), &entry))?;
         }
-        fs::rename(folder.path(), &entry)?;
         // The folder has another name now: nothing is left to remove.
         let _ = folder.keep();
         sync_folder(parent)?;
@@ -489,11 +493,8 @@ fn exchange(_: &Path, _: &Path) -> bool {
     false
 }
 
-fn temporary_folder(parent: &Path, prefix: &str) -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix(prefix)
-        .tempdir_in(parent)
-        .map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
+fn temporary_folder(parent: &Path, prefix: &str) -> Result<Folder> {
+    Folder::within(parent, prefix).map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
 }
 
 /// Flushes every file and folder below `root` to disk.

@@ -13,6 +13,7 @@ use super::scratch::{self, Extent};
 use super::toolchain::{built, one_arch, tail};
 use super::{Outcome, Plant, World, unprepared};
 use crate::error::{BUG, Error, Result};
+use crate::interrupt::Folder;
 use crate::process;
 
 /// The time that one verb may take on a busy machine.
@@ -93,7 +94,7 @@ fn contents(files: impl Iterator<Item = PathBuf>) -> Result<BTreeMap<OsString, V
 
 /// A checkout as git would leave it, with nothing else; it removes itself.
 struct Bare {
-    _folder: tempfile::TempDir,
+    _folder: Folder,
     root: PathBuf,
     workspace: PathBuf,
     program: PathBuf,
@@ -101,8 +102,8 @@ struct Bare {
 
 impl Bare {
     fn new(world: &World<'_>) -> Result<Self> {
-        let parent = world.env.path("TMPDIR")?.unwrap_or_else(|| "/tmp".into());
-        let folder = tempfile::Builder::new().prefix("kiln-gate-").tempdir_in(parent)?;
+        let parent: PathBuf = world.env.path("TMPDIR")?.unwrap_or_else(|| "/tmp".into());
+        let folder = Folder::within(&parent, "kiln-gate-")?;
         let root = fs::canonicalize(folder.path())?;
         let workspace = root.join("checkout");
         scratch::copy_checkout(world.workspace, &workspace, Extent::Whole)?;

@@ -15,6 +15,7 @@ use crate::arch::Arch;
 use crate::cmd::build::{Built, GpuBuild};
 use crate::cmd::ptx;
 use crate::error::{Error, Result};
+use crate::interrupt::Folder;
 use crate::plan::{Plan, Request};
 use crate::process;
 use crate::progress::Silent;
@@ -110,7 +111,7 @@ pub fn gates(archs: &[Arch]) -> Vec<Gate> {
 }
 
 fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
-    let empty = tempfile::tempdir()?;
+    let empty = Folder::temporary("kiln-gate-")?;
     let planted;
     let plan = match plant {
         Plant::Off => world.plan(),
