@@ -486,6 +486,65 @@ fn pin_records_edited_new_and_removed_patches() {
     world.run(&["setup", "--offline"]).exits(0);
 }
 
+/// Runs git in `folder` and returns what it prints.
+fn git(folder: &Path, arguments: &[&str]) -> String {
+    let mut command = std::process::Command::new("git");
+    command.arg("-C").arg(folder).args(["-c", "user.name=T", "-c", "user.email=t@example.invalid"]);
+    let output = command.args(arguments).env("GIT_CONFIG_GLOBAL", "/dev/null").output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn pin_takes_the_latest_revision_of_a_repository_and_says_what_an_incomplete_one_lacks() {
+    let world = World::new();
+    let upstream = world.path("upstream");
+    git(&upstream, &["init", "--quiet", "--initial-branch=trunk"]);
+    let commit = |message: &str| {
+        git(&upstream, &["add", "--all", "--force"]);
+        git(&upstream, &["commit", "--quiet", "--message", message]);
+        git(&upstream, &["rev-parse", "HEAD"])
+    };
+    let first = commit("first");
+    fs::write(upstream.join("NEWS"), "something else\n").unwrap();
+    let second = commit("second");
+    let provenance = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    let from = upstream.display().to_string();
+
+    let dry = world.run(&["pin", "--upstream-latest", "--source", &from]).exits(0);
+    assert!(dry.stdout.starts_with(&format!("revision  {second}\n")), "{}", dry.stdout);
+    assert!(dry.stdout.ends_with("PROVENANCE was not written: --write does\n"), "{}", dry.stdout);
+    // A branch, a short name and an older commit are resolved, too.
+    for name in ["trunk", &second[..9]] {
+        let run = world.run(&["pin", name, "--source", &from]).exits(0);
+        assert!(run.stdout.starts_with(&format!("revision  {second}\n")), "{}", run.stdout);
+    }
+    let older = world.run(&["pin", "trunk~1", "--source", &from]).exits(0);
+    assert!(older.stdout.starts_with(&format!("revision  {first}\n")), "{}", older.stdout);
+
+    // A copy without all files, as a partial clone is.
+    let blob = git(&upstream, &["rev-parse", "HEAD:NEWS"]);
+    let object = upstream.join(".git/objects").join(&blob[..2]).join(&blob[2..]);
+    let bytes = fs::read(&object).unwrap();
+    fs::remove_file(&object).unwrap();
+    let run = world.run(&["pin", "--upstream-latest", "--source", &from]).exits(1);
+    run.says("error[KILN-0383]").says(&blob).says("fetch --refetch https://example.invalid/upstream");
+    fs::write(&object, bytes).unwrap();
+
+    // A revision whose crates are gone or have another name.
+    fs::remove_dir_all(upstream.join("crates/cargo-oxide")).unwrap();
+    commit("third");
+    world.run(&["pin", "--upstream-latest", "--source", &from, "--write"]).exits(1).says("cargo-oxide");
+    git(&upstream, &["reset", "--quiet", "--hard", &second]);
+    assert_eq!(fs::read_to_string(world.path("work/PROVENANCE")).unwrap(), provenance, "a dry run wrote");
+
+    world.run(&["pin", "--upstream-latest", "--source", &from, "--write"]).exits(0);
+    let written = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    assert!(written.contains(&format!("revision = \"{second}\"")), "{written}");
+    world.run(&["setup", "--offline", "--source", &from]).exits(0);
+    world.run(&["pin", "--check", "--source", &from]).exits(0);
+}
+
 #[test]
 fn pin_needs_something_to_do_and_a_revision_that_exists() {
     let world = World::new();

@@ -350,6 +350,7 @@ fn print(report: &Report) -> Result<()> {
     output::line(match (report.changes.is_empty(), report.written) {
         (true, _) => "PROVENANCE would not change",
         (false, true) => "PROVENANCE was written",
+        (false, false) if report.exit != 0 => "PROVENANCE was not written",
         (false, false) => "PROVENANCE was not written: --write does",
     })
 }
