@@ -70,6 +70,9 @@ fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         header.set_mode(0o644);
+        // Real crates name an owner, too, which root of a user namespace cannot set.
+        header.set_uid(54_321);
+        header.set_gid(54_321);
         tar.append_data(&mut header, name, *bytes).unwrap();
     }
     tar.into_inner().unwrap().finish().unwrap()
@@ -207,6 +210,43 @@ fn a_bundle_has_the_same_bytes_from_two_places_and_sets_up_a_third_without_netwo
     assert!(verified.stdout.contains("ok   vendored crates  "), "{}", verified.stdout);
     // A bundle of what a bundle made is the same again.
     assert!(bytes == fs::read(bundle(&third, &[])).unwrap(), "the third bundle differs");
+}
+
+#[test]
+fn the_bootstrap_of_a_bundle_serves_cargo_without_network_and_as_root_of_a_namespace() {
+    let world = world_with_a_crate("");
+    world.setup();
+    let file = bundle(&world, &[]);
+    let place = world.path("a place");
+    fs::create_dir(&place).unwrap();
+    let project = world.path("project");
+    fs::create_dir_all(project.join("src")).unwrap();
+    fs::write(project.join("src/main.rs"), "fn main() { assert_eq!(leftpad::pad(1), 2) }\n").unwrap();
+    let manifest = "[package]\nname = \"project\"\nversion = \"1.0.0\"\nedition = \"2024\"\n[dependencies]\nleftpad = \"1\"\n[workspace]\n";
+    fs::write(project.join("Cargo.toml"), manifest).unwrap();
+    let lock = fs::read_to_string(world.path("upstream/Cargo.lock")).unwrap();
+    let sum = lock.lines().find(|line| line.starts_with("checksum")).unwrap();
+    let lock = format!(
+        "version = 4\n\n[[package]]\nname = \"leftpad\"\nversion = \"1.0.0\"\nsource = \"registry+https://github.com/rust-lang/crates.io-index\"\n\
+         {sum}\n\n[[package]]\nname = \"project\"\nversion = \"1.0.0\"\ndependencies = [\n \"leftpad\",\n]\n"
+    );
+    fs::write(project.join("Cargo.lock"), lock).unwrap();
+    let script = "set -e; tar -xzf \"$1\" -C \"$2\"; sh \"$2/kiln-bundle/bootstrap.sh\"; \
+                  cargo --config \"$2/kiln-bundle/cargo.toml\" run --quiet --locked";
+    let mut command = if support::has_network_namespaces() {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-rn", "sh"]);
+        command
+    } else {
+        support::skipped("bootstrap", "not without network: no network namespace can be made here (unshare -rn)");
+        std::process::Command::new("sh")
+    };
+    command.args(["-c", script, "sh"]).arg(&file).arg(&place).current_dir(&project).env_clear();
+    let search = std::env::join_paths([world.path("sysroot/bin"), "/usr/bin".into(), "/bin".into()]).unwrap();
+    fs::create_dir(world.path("another home")).unwrap();
+    command.env("PATH", search).env("HOME", world.path("another home"));
+    let run = finished(command.output().unwrap()).exits(0);
+    assert!(run.stdout.contains("kiln-bundle/cargo.toml xtask setup --bundle BUNDLE\n"), "{}", run.stdout);
 }
 
 #[test]

@@ -96,6 +96,33 @@ fn every_verb_prints_one_document_that_the_documentation_names() {
     assert!(of("completions zsh")["text"].as_str().unwrap().contains("#compdef xtask"));
 }
 
+#[test]
+fn the_reference_lists_every_verb_with_its_options() {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md")).unwrap();
+    let everywhere = ["store", "toolchain", "llc", "lock-timeout", "quiet", "json", "help", "version"];
+    let mut rows = 0;
+    let root = xtask::cli::Cli::command();
+    for verb in verbs() {
+        let names = verb.split(' ');
+        let command = names.fold(&root, |command, name| command.find_subcommand(name).unwrap());
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{verb}` | ") ) && !line.contains("kiln."));
+        let row = row.unwrap_or_else(|| panic!("{verb} has no row"));
+        rows += 1;
+        for option in command.get_arguments().filter_map(|argument| argument.get_long()) {
+            let listed = row.contains(&format!("`--{option}")) || everywhere.contains(&option);
+            assert!(listed, "the row of {verb} lacks --{option}");
+        }
+        for named in row.split("`--").skip(1) {
+            let named = named.split([' ', '`']).next().unwrap();
+            let is = command.get_arguments().any(|argument| argument.get_long() == Some(named));
+            assert!(is, "{verb} has no --{named}");
+        }
+        let json = command.get_arguments().any(|argument| argument.get_long() == Some("json"));
+        assert!(json, "{verb} has no --json");
+    }
+    assert!(rows > 15);
+}
+
 /// Asserts that `document` is an error, and returns its code.
 #[track_caller]
 fn error(document: &Value, status: i32) -> String {
