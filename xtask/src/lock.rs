@@ -177,11 +177,16 @@ mod tests {
             let limit = Some(Duration::from_secs(seconds));
             let started = Instant::now();
             let why = "which works on the same entry";
-            let result = take(&other, &path, Mode::Shared, why, limit, &|text| told.replace(text.to_owned()).clear());
+            let result =
+                take(&other, &path, Mode::Shared, why, limit, &|text| told.replace(text.to_owned()).clear());
             assert!(started.elapsed() >= Duration::from_secs(seconds));
             let Err(Failure::TimedOut(error)) = result else { panic!("{result:?}") };
             assert_eq!(error.code().id, "KILN-0905");
-            let by = if cfg!(target_os = "linux") { format!("process {pid}") } else { "another process".to_owned() };
+            let by = if cfg!(target_os = "linux") {
+                format!("process {pid}")
+            } else {
+                "another process".to_owned()
+            };
             assert_eq!(error.message(), format!("{} is held by {by}, {why}, {expected}", path.display()));
             assert_eq!(told.borrow().is_empty(), seconds == 0, "{}", told.borrow());
         }

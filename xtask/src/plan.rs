@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use std::thread;
+use std::time::Duration;
 
 use crate::arch::{self, Arch, LlcCpus};
 use crate::backend::{self, Backend};

@@ -498,7 +498,10 @@ fn unpack_git(
             format!("git archive {revision} failed in {}: {}", path.display(), said.trim()),
         )
         // A partial copy has the commit and not all of its files: only --refetch asks for those again.
-        .hint(format!("fetch all of the revision there: git -C {} fetch --refetch {repository} {revision}", path.display())));
+        .hint(format!(
+            "fetch all of the revision there: git -C {} fetch --refetch {repository} {revision}",
+            path.display()
+        )));
     }
     unpacked?;
     Ok(())

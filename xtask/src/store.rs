@@ -494,7 +494,8 @@ fn exchange(_: &Path, _: &Path) -> bool {
 }
 
 fn temporary_folder(parent: &Path, prefix: &str) -> Result<Folder> {
-    Folder::within(parent, prefix).map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
+    Folder::within(parent, prefix)
+        .map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
 }
 
 /// Flushes every file and folder below `root` to disk.
@@ -662,6 +663,24 @@ mod tests {
         let other = store.stage(Kind::Backend, &key("b")).unwrap();
         drop(store.stage(Kind::Backend, &key("a")).unwrap());
         assert!(!killed.exists() && other.path().exists(), "another key's staging may be in use");
+    }
+
+    #[test]
+    fn few_files_are_flushed_one_by_one_and_many_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        for (count, few) in [(FEW, true), (FEW + 1, false)] {
+            let staging = store.stage(Kind::Source, &key("a")).unwrap();
+            fs::create_dir(staging.path().join("inner")).unwrap();
+            for file in 1..count {
+                fs::write(staging.path().join(format!("inner/{file}")), "x").unwrap();
+            }
+            assert_eq!(list_up_to(staging.path(), FEW, &mut Vec::new()).unwrap(), few);
+            sync_tree(staging.path()).unwrap();
+            let entry = staging.publish().unwrap();
+            assert_eq!(fs::read_dir(entry.join("inner")).unwrap().count(), count - 1);
+        }
+        assert_eq!(sync_file_system(folder.path()).unwrap(), cfg!(target_os = "linux"));
     }
 
     #[test]

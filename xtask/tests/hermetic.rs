@@ -238,7 +238,10 @@ fn the_bootstrap_of_a_bundle_serves_cargo_without_network_and_as_root_of_a_names
         command.args(["-rn", "sh"]);
         command
     } else {
-        support::skipped("bootstrap", "not without network: no network namespace can be made here (unshare -rn)");
+        support::skipped(
+            "bootstrap",
+            "not without network: no network namespace can be made here (unshare -rn)",
+        );
         std::process::Command::new("sh")
     };
     command.args(["-c", script, "sh"]).arg(&file).arg(&place).current_dir(&project).env_clear();

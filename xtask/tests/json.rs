@@ -13,7 +13,8 @@ use support::{REVISION, World};
 fn verbs() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for verb in xtask::cli::Cli::command().get_subcommands() {
-        let inner: Vec<_> = verb.get_subcommands().map(|inner| format!("{} {}", verb.get_name(), inner.get_name())).collect();
+        let inner: Vec<_> =
+            verb.get_subcommands().map(|inner| format!("{} {}", verb.get_name(), inner.get_name())).collect();
         found.extend(if inner.is_empty() { vec![verb.get_name().to_owned()] } else { inner });
     }
     found
@@ -105,7 +106,8 @@ fn the_reference_lists_every_verb_with_its_options() {
     for verb in verbs() {
         let names = verb.split(' ');
         let command = names.fold(&root, |command, name| command.find_subcommand(name).unwrap());
-        let row = page.lines().find(|line| line.starts_with(&format!("| `{verb}` | ") ) && !line.contains("kiln."));
+        let row =
+            page.lines().find(|line| line.starts_with(&format!("| `{verb}` | ")) && !line.contains("kiln."));
         let row = row.unwrap_or_else(|| panic!("{verb} has no row"));
         rows += 1;
         for option in command.get_arguments().filter_map(|argument| argument.get_long()) {

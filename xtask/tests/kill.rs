@@ -233,7 +233,9 @@ fn e1_a_wait_for_a_lock_names_its_holder_and_ends_by_ctrl_c_or_at_its_limit() {
     let lock = fs::File::create(world.path("store/locks/gc.lock")).unwrap();
     lock.lock().unwrap();
     let by = format!("process {}", std::process::id());
-    for verb in [&["bundle", "--offline", "b.tar.gz"][..], &["verify", "--rebuild"], &["gc"], &["setup", "--offline"]] {
+    for verb in
+        [&["bundle", "--offline", "b.tar.gz"][..], &["verify", "--rebuild"], &["gc"], &["setup", "--offline"]]
+    {
         if verb[0] == "setup" {
             fs::remove_file(world.path("work/.cargo/cuda-oxide.toml")).unwrap();
         }

@@ -349,13 +349,19 @@ fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_use
         assert!(run.stdout.starts_with(&format!("RED      {name} (")), "{}", run.stdout);
         assert!(run.stdout.contains("\nDONE total=1 red=1 skipped=0 wall="), "{}", run.stdout);
     }
-    // Only what a build writes has changed, and the scratch copies are gone.
-    let unbuilt = |content: &BTreeMap<std::path::PathBuf, Vec<u8>>| {
-        let all = content.iter().filter(|(path, _)| !path.starts_with(world.path("work/target")));
+    // Only what a build writes and lock files have changed, and the scratch copies are gone.
+    let without = |content: &BTreeMap<std::path::PathBuf, Vec<u8>>, folder: &str| {
+        let all = content.iter().filter(|(path, _)| !path.starts_with(world.path(folder)));
         all.map(|(path, bytes)| (path.clone(), bytes.clone())).collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(content(&world.path("store")), before.0);
-    assert_eq!(unbuilt(&content(&world.path("work"))), unbuilt(&before.1));
+    let differ = |before, after: BTreeMap<std::path::PathBuf, Vec<u8>>, folder| {
+        let (before, after) = (without(before, folder), without(&after, folder));
+        let paths = before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path));
+        paths.cloned().collect::<Vec<_>>()
+    };
+    let nothing = Vec::<std::path::PathBuf>::new();
+    assert_eq!(differ(&before.0, content(&world.path("store")), "store/locks"), nothing);
+    assert_eq!(differ(&before.1, content(&world.path("work")), "work/target"), nothing);
     assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
 }
 

@@ -118,12 +118,19 @@ impl Bare {
     fn here(&self, world: &World<'_>, arguments: &[OsString]) -> Result<Result<serde_json::Value, String>> {
         let mut command = Command::new(&self.program);
         command.env_clear().envs(world.env.vars());
-        command.args(arguments).current_dir(world.workspace).env("CARGO_MANIFEST_DIR", world.workspace.join("xtask"));
+        command
+            .args(arguments)
+            .current_dir(world.workspace)
+            .env("CARGO_MANIFEST_DIR", world.workspace.join("xtask"));
         run(command, arguments, world.plan().store.require()?.root(), world)
     }
 
     /// Runs a verb in the bare checkout: empty home and store, and no network.
-    fn offline(&self, world: &World<'_>, arguments: &[OsString]) -> Result<Result<serde_json::Value, String>> {
+    fn offline(
+        &self,
+        world: &World<'_>,
+        arguments: &[OsString],
+    ) -> Result<Result<serde_json::Value, String>> {
         let plan = world.plan();
         let toolchain = plan.rustc.require()?;
         let mut command = Command::new("unshare");
