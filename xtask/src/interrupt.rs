@@ -145,14 +145,7 @@ pub fn install() {
     let Ok(mut signals) = signal_hook::iterator::Signals::new(watched) else { return };
     thread::spawn(move || {
         for signal in signals.forever() {
-            // Never released: nothing is made or published any more.
-            let state = state();
-            for group in &state.groups {
-                if let Some(group) = i32::try_from(*group).ok().and_then(rustix::process::Pid::from_raw) {
-                    let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-                }
-            }
-            remove(&state.scratch);
+            tidy();
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     });
@@ -161,6 +154,29 @@ pub fn install() {
 /// Nothing: such a system has its own ways.
 #[cfg(not(unix))]
 pub fn install() {}
+
+/// Ends the programs and removes the scratch files, as far as [`PATIENCE`] goes: whoever pressed Ctrl-C does not want to
+/// wait for a slow disk, and what stays is swept later.
+#[cfg(unix)]
+fn tidy() {
+    let (sender, done) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        // Held until the end: nothing is made or published any more.
+        let state = state();
+        for group in &state.groups {
+            if let Some(group) = i32::try_from(*group).ok().and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            }
+        }
+        remove(&state.scratch);
+        let _ = sender.send(());
+        wait_for_end()
+    });
+    let _ = done.recv_timeout(PATIENCE);
+}
+
+/// The longest time between a signal and the end.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Removes `paths`. Programs that got the signal, too, may still be writing for a moment.
 fn remove(paths: &[PathBuf]) {
