@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 use flate2::{Compression, GzBuilder};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 
 use crate::archive::{self, Limits};
 use crate::error::{BUG, Error, Result};
 use crate::hash::{Revision, Sha256, TreeHash};
+use crate::interrupt::{Folder, Guard};
 use crate::pin::{FILE_NAME, PATCH_FOLDER, Pin};
 use crate::plan::Pins;
 use crate::source::{self, Origin};
@@ -109,6 +109,7 @@ pub fn write(file: &Path, content: &Content<'_>) -> Result<Sha256> {
         .permissions(permissions())
         .tempfile_in(folder)
         .map_err(|error| Error::from(error).context(format!("cannot write in {}", folder.display())))?;
+    let _guard = Guard::new(part.path());
     // No name, no time and no system in the header.
     let gzip = GzBuilder::new().mtime(0).operating_system(255);
     let hashing = Hashing { inner: io::BufWriter::new(part), hasher: Default::default() };
@@ -226,7 +227,7 @@ impl<W: Write> Write for Hashing<W> {
 /// An unpacked bundle, which removes itself.
 #[derive(Debug)]
 pub struct Bundle {
-    folder: TempDir,
+    folder: Folder,
     /// What it says of itself.
     pub manifest: Manifest,
 }
@@ -253,7 +254,7 @@ impl Bundle {
         }
         let parent = store.root().join("build");
         fs::create_dir_all(&parent)?;
-        let folder = tempfile::Builder::new().prefix(".bundle-").tempdir_in(&parent)?;
+        let folder = Folder::within(&parent, ".bundle-")?;
         archive::unpack_archive(path, folder.path(), &Limits::default())?;
         let not_one = |cause: String| {
             Error::new(&NOT_A_BUNDLE, format!("{} is not a bundle of this version", path.display()))

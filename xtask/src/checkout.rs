@@ -2,6 +2,7 @@
 //! chose. All three are git-ignored and belong to this machine.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fs_err as fs;
 
@@ -10,6 +11,7 @@ use crate::cargo_config::HostFlags;
 use crate::decision::{Decision, Resolved};
 use crate::error::{Error, Result};
 use crate::host_config::{self, HostConfig};
+use crate::lock::{self, Failure, Mode};
 use crate::plan::{self, Pins};
 use crate::progress::Progress;
 use crate::source::Patched;
@@ -45,24 +47,24 @@ pub fn host_config_path(workspace: &Path) -> PathBuf {
 }
 
 /// Lets one setup at a time write into the checkout, for as long as the result lives, and removes what a killed one
-/// left half-written. `None` where folders cannot be locked: then each file is still replaced in one step.
+/// left half-written. `None` where folders cannot be locked: then each file is still replaced in one step. Another
+/// setup is waited for no longer than `limit`.
 ///
 /// # Errors
-/// The checkout is not writable.
-pub fn lock(workspace: &Path, progress: &dyn Progress) -> Result<Option<std::fs::File>> {
+/// The checkout is not writable, or the wait was too long.
+pub fn lock(
+    workspace: &Path,
+    limit: Option<Duration>,
+    progress: &dyn Progress,
+) -> Result<Option<std::fs::File>> {
     let folder = host_config_path(workspace).parent().unwrap_or(workspace).to_owned();
     fs::create_dir_all(&folder)?;
     let file = fs::File::open(&folder)?.into_file();
-    let locked = match file.try_lock() {
-        Err(std::fs::TryLockError::WouldBlock) => {
-            progress.note("waiting for another setup of this checkout");
-            file.lock()
-        }
-        Err(std::fs::TryLockError::Error(error)) => Err(error),
-        Ok(()) => Ok(()),
-    };
-    if locked.is_err() {
-        return Ok(None);
+    let why = "a setup of the same checkout";
+    match lock::take(&file, &folder, Mode::Alone, why, limit, &|text| progress.note(text)) {
+        Ok(()) => {}
+        Err(Failure::System(_)) => return Ok(None),
+        Err(Failure::TimedOut(error)) => return Err(error),
     }
     let link = workspace.join(LINK);
     let half_written =

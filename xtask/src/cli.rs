@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -29,6 +30,11 @@ pub fn usage_error(error: &clap::Error) -> Error {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let text = text.split("\n\nFor more information").next().unwrap_or(text);
     Error::new(&USAGE, text.trim_end()).hint("run: cargo xtask --help, or cargo xtask VERB --help")
+}
+
+/// Whether a command line asks for JSON. Looked for in the arguments themselves, since one that clap refuses asks, too.
+pub fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments.take_while(|argument| argument != "--").any(|argument| argument == "--json")
 }
 
 const EXIT_CODES: &str = "\
@@ -72,9 +78,21 @@ pub struct Common {
     #[arg(long, value_name = "PATH|MAJOR|libnvvm", global = true)]
     pub llc: Option<OsString>,
 
+    /// Wait no longer than this for another command that works on the same thing; 0 fails at once
+    /// [default: as long as it takes]
+    #[arg(long, value_name = "SECONDS", global = true)]
+    pub lock_timeout: Option<u64>,
+
     /// Say nothing but warnings and errors on standard error, and let Cargo do the same
     #[arg(long, short, global = true)]
     pub quiet: bool,
+}
+
+impl Common {
+    /// How long locks are waited for.
+    pub fn lock_limit(&self) -> Option<Duration> {
+        self.lock_timeout.map(Duration::from_secs)
+    }
 }
 
 impl Cli {

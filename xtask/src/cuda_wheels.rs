@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::env::Env;
 use crate::error::{BUG, Error, Result};
 use crate::hash::{Sha256, TreeHash};
+use crate::interrupt::Folder;
 use crate::nar;
 use crate::pin::{CudaWheel, Pin};
 use crate::progress::Progress;
@@ -143,7 +144,7 @@ pub fn make(pin: &Pin, store: &Store, offline: bool, env: &Env, progress: &dyn P
     }
     let parent = store.root().join("build");
     fs::create_dir_all(&parent)?;
-    let scratch = tempfile::Builder::new().prefix(".wheels-").tempdir_in(&parent)?;
+    let scratch = Folder::within(&parent, ".wheels-")?;
     let files = download(&wheels, scratch.path(), offline, env, progress)?;
 
     let staging = store.stage(Kind::Cuda, &key)?;

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::io;
 
+use serde::Serialize;
+
 /// What a failure means for the caller of the program: the process exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -175,6 +177,34 @@ impl Error {
     /// The command or change that mends it.
     pub fn hint_text(&self) -> Option<&str> {
         self.0.hint.as_deref()
+    }
+}
+
+/// An error as the document that `--json` prints on standard output; described in docs/reference.md.
+#[derive(Debug, Serialize)]
+pub struct Report<'a> {
+    schema: &'static str,
+    ok: bool,
+    exit: u8,
+    code: &'static str,
+    title: &'static str,
+    message: &'a str,
+    causes: &'a [String],
+    hint: Option<&'a str>,
+}
+
+impl<'a> From<&'a Error> for Report<'a> {
+    fn from(error: &'a Error) -> Self {
+        Report {
+            schema: "kiln.error/1",
+            ok: false,
+            exit: error.exit().status(),
+            code: error.code().id,
+            title: error.code().title,
+            message: error.message(),
+            causes: error.causes(),
+            hint: error.hint_text(),
+        }
     }
 }
 

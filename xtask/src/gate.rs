@@ -4,6 +4,7 @@
 //! checks themselves are in [`toolchain`] and [`device`]; here is what they share.
 
 pub mod device;
+pub mod offline;
 pub mod scratch;
 pub mod toolchain;
 

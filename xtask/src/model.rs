@@ -12,6 +12,7 @@ use fs_err as fs;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::hash::Sha256;
+use crate::inventory;
 use crate::pin::Model;
 use crate::probe;
 use crate::process::{self, Failure};
@@ -85,6 +86,8 @@ pub fn make(model: &Model, making: &Making<'_>) -> Result<PathBuf> {
             ),
         ));
     }
+    // Until it is published, `gc` must not take it for a leftover.
+    let _in_use = store.lock_shared(inventory::GC_LOCK, &|text| making.progress.note(text))?;
     let _lock = store.lock(&Kind::Model.lock_name(&key), &|text| making.progress.note(text))?;
     if let Some(path) = find(store, model)? {
         return Ok(path);

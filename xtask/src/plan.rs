@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use crate::arch::{self, Arch, LlcCpus};
 use crate::backend::{self, Backend};
@@ -45,6 +46,8 @@ pub struct Request {
     pub toolchain: Option<OsString>,
     /// `--llc`: a path, a major or [`nvvm::WORD`].
     pub llc: Option<OsString>,
+    /// `--lock-timeout`.
+    pub lock_limit: Option<Duration>,
     /// Whether to stop at the first good candidate or to explain all of them.
     pub thoroughness: Thoroughness,
 }
@@ -61,6 +64,7 @@ impl Request {
             store: common.store.clone(),
             toolchain: common.toolchain.clone(),
             llc: common.llc.clone(),
+            lock_limit: common.lock_limit(),
             thoroughness,
         }
     }
@@ -381,6 +385,7 @@ fn resolve_store(
     let remembered = selection.map(|selection| selection.store.as_path());
     match Store::locate(request.store.as_deref(), remembered, workspace, env) {
         Ok(store) => {
+            let store = store.with_patience(request.lock_limit);
             if let Err(error) = store.check_root() {
                 return failed(decision, error);
             }

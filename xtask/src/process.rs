@@ -7,6 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::interrupt::Group;
+
 /// How long a `--version` probe may take. Longer means a wrapper that never exits, or a dead network mount.
 pub const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -38,7 +40,12 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Output, Failure>
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(Failure::Start)?;
+    let started = Group::start(|| {
+        let child = command.spawn()?;
+        let group = child.id();
+        Ok((child, group))
+    });
+    let (mut child, _group) = started.map_err(Failure::Start)?;
     let stdout = drain(child.stdout.take());
     let stderr = drain(child.stderr.take());
     let finished = wait(&mut child, deadline).map_err(Failure::Start)?.and_then(|status| {

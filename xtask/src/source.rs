@@ -33,8 +33,8 @@ crate::codes! {
     NO_GIT = "KILN-0382", Machine, "git is needed to read a git repository",
         "`--source` names a git repository, whose tree is read with `git archive`. Nothing else needs git.";
     GIT_FAILED = "KILN-0383", Machine, "git cannot read the pinned revision from the repository",
-        "`git archive REVISION` failed in the repository that `--source` names, usually because the \
-         repository does not have the revision. Fetch the revision into that repository first.";
+        "`git archive REVISION` failed in the repository that `--source` names: it does not have the revision, or not all of \
+         its files, as a partial or shallow copy may. Fetch the revision into that repository first.";
     WRONG_TREE = "KILN-0384", Refusal, "the source tree is not the pinned one",
         "PROVENANCE pins the hash of the revision's tree (file names, contents and executable bits; not the \
          archive's compressed bytes, which hosts change). The tree that was found has another hash. Give an \
@@ -497,7 +497,11 @@ fn unpack_git(
             &GIT_FAILED,
             format!("git archive {revision} failed in {}: {}", path.display(), said.trim()),
         )
-        .hint(format!("fetch the revision there first: git fetch {repository} {revision}")));
+        // A partial copy has the commit and not all of its files: only --refetch asks for those again.
+        .hint(format!(
+            "fetch all of the revision there: git -C {} fetch --refetch {repository} {revision}",
+            path.display()
+        )));
     }
     unpacked?;
     Ok(())

@@ -21,14 +21,15 @@
 use std::fmt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::interrupt::{self, Folder};
+use crate::lock::{self, Failure, Mode};
 
 crate::codes! {
     NO_ROOT = "KILN-0901", Machine, "no folder for the store can be found",
@@ -170,6 +171,7 @@ pub struct Store {
     root: PathBuf,
     /// Where the choice comes from: `--store`, `KILN_STORE`, ...
     pub from: &'static str,
+    patience: Option<Duration>,
 }
 
 impl Store {
@@ -215,11 +217,17 @@ impl Store {
             None => "is not UTF-8".to_owned(),
             Some(text) => match text.chars().find(|&c| odd(c)) {
                 Some(c) => format!("has {c:?} in it, which compilers and linkers cannot deal with"),
-                None => return Ok(Store { root, from }),
+                None => return Ok(Store { root, from, patience: None }),
             },
         };
         Err(Error::new(&BAD_ROOT, format!("{from} puts the store at {}, which {why}", root.display()))
             .hint("choose another folder with --store DIR"))
+    }
+
+    /// The same store, whose locks are waited for no longer than `limit`; without one, as long as it takes.
+    #[must_use]
+    pub fn with_patience(self, limit: Option<Duration>) -> Self {
+        Store { patience: limit, ..self }
     }
 
     /// Checks that nothing but a folder stands at the root, or nothing at all.
@@ -318,17 +326,18 @@ impl Store {
     /// when this process ends, however it ends.
     ///
     /// # Errors
-    /// The file system has no locks, or the lock file cannot be written.
+    /// The file system has no locks, the lock file cannot be written, or the wait was too long
+    /// ([`lock::LOCK_TIMEOUT`]).
     pub fn lock(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
+        self.take(name, Mode::Alone, "which works on the same entry", waiting)
+    }
+
+    fn take(&self, name: &str, mode: Mode, why: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
         let (path, file) = self.lock_file(name)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
-                waiting(&format!("waiting for {}, which works on the same entry", holder(&path)));
-                file.lock().map_err(|error| no_lock(&path, error))?;
-            }
-            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
-        }
+        lock::take(&file, &path, mode, why, self.patience, waiting).map_err(|failure| match failure {
+            Failure::System(error) => no_lock(&path, error),
+            Failure::TimedOut(error) => error,
+        })?;
         let mut lock = Lock { file };
         lock.inform();
         Ok(lock)
@@ -352,16 +361,7 @@ impl Store {
     /// # Errors
     /// As [`Store::lock`].
     pub fn lock_shared(&self, name: &str, waiting: &dyn Fn(&str)) -> Result<Lock> {
-        let (path, file) = self.lock_file(name)?;
-        match file.try_lock_shared() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
-                waiting(&format!("waiting for {}, which cleans the store", holder(&path)));
-                file.lock_shared().map_err(|error| no_lock(&path, error))?;
-            }
-            Err(std::fs::TryLockError::Error(error)) => return Err(no_lock(&path, error)),
-        }
-        Ok(Lock { file })
+        self.take(name, Mode::Shared, "which cleans the store", waiting)
     }
 
     fn lock_file(&self, name: &str) -> Result<(PathBuf, std::fs::File)> {
@@ -376,12 +376,6 @@ impl Store {
 fn no_lock(path: &Path, error: std::io::Error) -> Error {
     Error::new(&NO_LOCK, format!("cannot lock {}: {error}", path.display()))
         .hint("choose a store on a local disk with --store DIR")
-}
-
-fn holder(path: &Path) -> String {
-    let holder = fs::read_to_string(path).unwrap_or_default();
-    let holder = holder.trim();
-    if holder.is_empty() { "another setup".to_owned() } else { holder.to_owned() }
 }
 
 /// Refuses a path that begins with a `~` that no shell has expanded.
@@ -430,7 +424,7 @@ impl Lock {
 /// A folder that becomes an entry, or vanishes.
 #[derive(Debug)]
 pub struct Staging {
-    folder: TempDir,
+    folder: Folder,
     entry: PathBuf,
     prefix: String,
 }
@@ -458,15 +452,19 @@ impl Staging {
                     .hint(format!("move it away: mv {0} {0}.old", entry.display())));
             }
             // In one step where the file system can: a reader then never finds nothing.
-            if exchange(folder.path(), &entry) {
+            if interrupt::hold_back(|| exchange(folder.path(), &entry)) {
                 drop(folder);
                 sync_folder(parent)?;
                 return Ok(entry);
             }
             let aside = temporary_folder(parent, &prefix)?;
-            fs::rename(&entry, aside.path().join("old"))?;
+            interrupt::hold_back(|| {
+                fs::rename(&entry, aside.path().join("old"))?;
+                fs::rename(folder.path(), &entry)
+            })?;
+        } else {
+            interrupt::hold_back(|| fs::rename(folder.path(), &entry))?;
         }
-        fs::rename(folder.path(), &entry)?;
         // The folder has another name now: nothing is left to remove.
         let _ = folder.keep();
         sync_folder(parent)?;
@@ -495,25 +493,68 @@ fn exchange(_: &Path, _: &Path) -> bool {
     false
 }
 
-fn temporary_folder(parent: &Path, prefix: &str) -> Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix(prefix)
-        .tempdir_in(parent)
+fn temporary_folder(parent: &Path, prefix: &str) -> Result<Folder> {
+    Folder::within(parent, prefix)
         .map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
 }
 
 /// Flushes every file and folder below `root` to disk.
+///
+/// Each one alone costs a commit of the file system's journal, which takes minutes for the thousands of files of a source
+/// tree and its crates. So where there are many and the system can, the whole file system is flushed at once.
 fn sync_tree(root: &Path) -> Result<()> {
+    let mut few = Vec::new();
+    if list_up_to(root, FEW, &mut few)? || !sync_file_system(root)? {
+        return sync_each(root);
+    }
+    Ok(())
+}
+
+/// As many files are flushed one by one: less than what others have just written to the same file system.
+const FEW: usize = 64;
+
+/// Lists what is below `root`, unless it is more than `most`; says whether that is all.
+fn list_up_to(root: &Path, most: usize, found: &mut Vec<PathBuf>) -> Result<bool> {
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        found.push(entry.path());
+        if found.len() > most || (entry.file_type()?.is_dir() && !list_up_to(&entry.path(), most, found)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn sync_each(root: &Path) -> Result<()> {
     for entry in fs::read_dir(root)? {
         let entry = entry?;
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            sync_tree(&entry.path())?;
+            sync_each(&entry.path())?;
         } else if kind.is_file() {
             fs::File::open(entry.path())?.sync_all()?;
         }
     }
     sync_folder(root)
+}
+
+/// Flushes the file system that holds `folder`; says whether the system can. It returns when everything is written, and
+/// since Linux 5.8 with an error if something could not be.
+#[cfg(target_os = "linux")]
+fn sync_file_system(folder: &Path) -> Result<bool> {
+    use rustix::io::Errno;
+    match rustix::fs::syncfs(fs::File::open(folder)?.file()) {
+        Ok(()) => Ok(true),
+        // A sandbox or an emulated kernel may lack it.
+        Err(Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP | Errno::PERM) => Ok(false),
+        Err(error) => Err(Error::from(std::io::Error::from(error))
+            .context(format!("cannot flush the file system of {}", folder.display()))),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sync_file_system(_: &Path) -> Result<bool> {
+    Ok(false)
 }
 
 fn sync_folder(folder: &Path) -> Result<()> {
@@ -544,7 +585,7 @@ mod tests {
     use super::*;
 
     fn store(root: &Path) -> Store {
-        Store { root: root.to_owned(), from: "test" }
+        Store { root: root.to_owned(), from: "test", patience: None }
     }
 
     fn key(text: &str) -> Key {
@@ -622,6 +663,24 @@ mod tests {
         let other = store.stage(Kind::Backend, &key("b")).unwrap();
         drop(store.stage(Kind::Backend, &key("a")).unwrap());
         assert!(!killed.exists() && other.path().exists(), "another key's staging may be in use");
+    }
+
+    #[test]
+    fn few_files_are_flushed_one_by_one_and_many_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        for (count, few) in [(FEW, true), (FEW + 1, false)] {
+            let staging = store.stage(Kind::Source, &key("a")).unwrap();
+            fs::create_dir(staging.path().join("inner")).unwrap();
+            for file in 1..count {
+                fs::write(staging.path().join(format!("inner/{file}")), "x").unwrap();
+            }
+            assert_eq!(list_up_to(staging.path(), FEW, &mut Vec::new()).unwrap(), few);
+            sync_tree(staging.path()).unwrap();
+            let entry = staging.publish().unwrap();
+            assert_eq!(fs::read_dir(entry.join("inner")).unwrap().count(), count - 1);
+        }
+        assert_eq!(sync_file_system(folder.path()).unwrap(), cfg!(target_os = "linux"));
     }
 
     #[test]

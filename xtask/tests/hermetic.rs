@@ -70,6 +70,9 @@ fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         header.set_mode(0o644);
+        // Real crates name an owner, too, which root of a user namespace cannot set.
+        header.set_uid(54_321);
+        header.set_gid(54_321);
         tar.append_data(&mut header, name, *bytes).unwrap();
     }
     tar.into_inner().unwrap().finish().unwrap()
@@ -207,6 +210,46 @@ fn a_bundle_has_the_same_bytes_from_two_places_and_sets_up_a_third_without_netwo
     assert!(verified.stdout.contains("ok   vendored crates  "), "{}", verified.stdout);
     // A bundle of what a bundle made is the same again.
     assert!(bytes == fs::read(bundle(&third, &[])).unwrap(), "the third bundle differs");
+}
+
+#[test]
+fn the_bootstrap_of_a_bundle_serves_cargo_without_network_and_as_root_of_a_namespace() {
+    let world = world_with_a_crate("");
+    world.setup();
+    let file = bundle(&world, &[]);
+    let place = world.path("a place");
+    fs::create_dir(&place).unwrap();
+    let project = world.path("project");
+    fs::create_dir_all(project.join("src")).unwrap();
+    fs::write(project.join("src/main.rs"), "fn main() { assert_eq!(leftpad::pad(1), 2) }\n").unwrap();
+    let manifest = "[package]\nname = \"project\"\nversion = \"1.0.0\"\nedition = \"2024\"\n[dependencies]\nleftpad = \"1\"\n[workspace]\n";
+    fs::write(project.join("Cargo.toml"), manifest).unwrap();
+    let lock = fs::read_to_string(world.path("upstream/Cargo.lock")).unwrap();
+    let sum = lock.lines().find(|line| line.starts_with("checksum")).unwrap();
+    let lock = format!(
+        "version = 4\n\n[[package]]\nname = \"leftpad\"\nversion = \"1.0.0\"\nsource = \"registry+https://github.com/rust-lang/crates.io-index\"\n\
+         {sum}\n\n[[package]]\nname = \"project\"\nversion = \"1.0.0\"\ndependencies = [\n \"leftpad\",\n]\n"
+    );
+    fs::write(project.join("Cargo.lock"), lock).unwrap();
+    let script = "set -e; tar -xzf \"$1\" -C \"$2\"; sh \"$2/kiln-bundle/bootstrap.sh\"; \
+                  cargo --config \"$2/kiln-bundle/cargo.toml\" run --quiet --locked";
+    let mut command = if support::has_network_namespaces() {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-rn", "sh"]);
+        command
+    } else {
+        support::skipped(
+            "bootstrap",
+            "not without network: no network namespace can be made here (unshare -rn)",
+        );
+        std::process::Command::new("sh")
+    };
+    command.args(["-c", script, "sh"]).arg(&file).arg(&place).current_dir(&project).env_clear();
+    let search = std::env::join_paths([world.path("sysroot/bin"), "/usr/bin".into(), "/bin".into()]).unwrap();
+    fs::create_dir(world.path("another home")).unwrap();
+    command.env("PATH", search).env("HOME", world.path("another home"));
+    let run = finished(command.output().unwrap()).exits(0);
+    assert!(run.stdout.contains("kiln-bundle/cargo.toml xtask setup --bundle BUNDLE\n"), "{}", run.stdout);
 }
 
 #[test]
@@ -484,6 +527,65 @@ fn pin_records_edited_new_and_removed_patches() {
     world.run(&["pin", "--patches", "--write"]).exits(0);
     assert!(!fs::read_to_string(world.path("work/PROVENANCE")).unwrap().contains("0002"));
     world.run(&["setup", "--offline"]).exits(0);
+}
+
+/// Runs git in `folder` and returns what it prints.
+fn git(folder: &Path, arguments: &[&str]) -> String {
+    let mut command = std::process::Command::new("git");
+    command.arg("-C").arg(folder).args(["-c", "user.name=T", "-c", "user.email=t@example.invalid"]);
+    let output = command.args(arguments).env("GIT_CONFIG_GLOBAL", "/dev/null").output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn pin_takes_the_latest_revision_of_a_repository_and_says_what_an_incomplete_one_lacks() {
+    let world = World::new();
+    let upstream = world.path("upstream");
+    git(&upstream, &["init", "--quiet", "--initial-branch=trunk"]);
+    let commit = |message: &str| {
+        git(&upstream, &["add", "--all", "--force"]);
+        git(&upstream, &["commit", "--quiet", "--message", message]);
+        git(&upstream, &["rev-parse", "HEAD"])
+    };
+    let first = commit("first");
+    fs::write(upstream.join("NEWS"), "something else\n").unwrap();
+    let second = commit("second");
+    let provenance = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    let from = upstream.display().to_string();
+
+    let dry = world.run(&["pin", "--upstream-latest", "--source", &from]).exits(0);
+    assert!(dry.stdout.starts_with(&format!("revision  {second}\n")), "{}", dry.stdout);
+    assert!(dry.stdout.ends_with("PROVENANCE was not written: --write does\n"), "{}", dry.stdout);
+    // A branch, a short name and an older commit are resolved, too.
+    for name in ["trunk", &second[..9]] {
+        let run = world.run(&["pin", name, "--source", &from]).exits(0);
+        assert!(run.stdout.starts_with(&format!("revision  {second}\n")), "{}", run.stdout);
+    }
+    let older = world.run(&["pin", "trunk~1", "--source", &from]).exits(0);
+    assert!(older.stdout.starts_with(&format!("revision  {first}\n")), "{}", older.stdout);
+
+    // A copy without all files, as a partial clone is.
+    let blob = git(&upstream, &["rev-parse", "HEAD:NEWS"]);
+    let object = upstream.join(".git/objects").join(&blob[..2]).join(&blob[2..]);
+    let bytes = fs::read(&object).unwrap();
+    fs::remove_file(&object).unwrap();
+    let run = world.run(&["pin", "--upstream-latest", "--source", &from]).exits(1);
+    run.says("error[KILN-0383]").says(&blob).says("fetch --refetch https://example.invalid/upstream");
+    fs::write(&object, bytes).unwrap();
+
+    // A revision whose crates are gone or have another name.
+    fs::remove_dir_all(upstream.join("crates/cargo-oxide")).unwrap();
+    commit("third");
+    world.run(&["pin", "--upstream-latest", "--source", &from, "--write"]).exits(1).says("cargo-oxide");
+    git(&upstream, &["reset", "--quiet", "--hard", &second]);
+    assert_eq!(fs::read_to_string(world.path("work/PROVENANCE")).unwrap(), provenance, "a dry run wrote");
+
+    world.run(&["pin", "--upstream-latest", "--source", &from, "--write"]).exits(0);
+    let written = fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    assert!(written.contains(&format!("revision = \"{second}\"")), "{written}");
+    world.run(&["setup", "--offline", "--source", &from]).exits(0);
+    world.run(&["pin", "--check", "--source", &from]).exits(0);
 }
 
 #[test]

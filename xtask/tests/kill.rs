@@ -6,11 +6,11 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use support::server::{Server, answer};
@@ -172,6 +172,89 @@ fn e8_c10_a_setup_killed_at_random_instants_is_taken_up_by_the_next() {
         assert_valid(&world, &when);
     }
     assert_recovers(&world);
+}
+
+/// Sends `signal` as a terminal does: to the whole group.
+fn interrupt(child: &Child, signal: Signal) {
+    let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    // It may have ended by itself a moment ago.
+    let _ = kill_process_group(group, signal);
+}
+
+/// Waits for the end of an interrupted process, which must be prompt, and returns the signal, if it ended by one.
+#[track_caller]
+fn ended(child: &mut Child) -> Option<i32> {
+    let asked = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(asked.elapsed() < Duration::from_secs(10), "it does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut said = String::new();
+    if let Some(mut pipe) = child.stderr.take() {
+        std::io::Read::read_to_string(&mut pipe, &mut said).unwrap();
+    }
+    assert!(status.success() || status.code().is_none(), "an interrupt is no failure: {status}: {said}");
+    assert!(!said.contains("error["), "{status}: {said}");
+    status.signal()
+}
+
+#[test]
+fn e8_ctrl_c_ends_a_setup_at_once_by_the_signal_and_leaves_nothing_that_stands_in_the_way() {
+    let (world, _server) = world();
+    let mut ends = Vec::new();
+    for round in 0..14 {
+        let mut child = start(&world, None);
+        std::thread::sleep(Duration::from_millis(40 * round));
+        // What a shell shows as 130, and what `kill` and a closed terminal send.
+        let signal = [Signal::INT, Signal::INT, Signal::TERM, Signal::HUP][round as usize % 4];
+        interrupt(&child, signal);
+        let by = ended(&mut child);
+        assert!(by.is_none_or(|by| by == signal.as_raw()), "round {round}: {by:?}");
+        ends.extend(by);
+        assert_valid(&world, &format!("round {round}"));
+        for kind in ["pristine", "sources", "backends"] {
+            let folder = fs::read_dir(world.path("store").join(kind)).into_iter().flatten();
+            let left: Vec<_> = folder.map(|entry| entry.unwrap()).filter(is_hidden).collect();
+            assert!(left.is_empty(), "round {round}: {left:?}");
+        }
+    }
+    assert!(ends.len() > 3, "no setup was slow enough to be interrupted: {ends:?}");
+    assert_recovers(&world);
+}
+
+#[test]
+fn e1_a_wait_for_a_lock_names_its_holder_and_ends_by_ctrl_c_or_at_its_limit() {
+    let world = World::new();
+    world.setup();
+    // Another process, as `gc` would be.
+    let lock = fs::File::create(world.path("store/locks/gc.lock")).unwrap();
+    lock.lock().unwrap();
+    let by = format!("process {}", std::process::id());
+    for verb in
+        [&["bundle", "--offline", "b.tar.gz"][..], &["verify", "--rebuild"], &["gc"], &["setup", "--offline"]]
+    {
+        if verb[0] == "setup" {
+            fs::remove_file(world.path("work/.cargo/cuda-oxide.toml")).unwrap();
+        }
+        let run = world.run(&[verb, &["--lock-timeout", "0"]].concat()).exits(1).says("error[KILN-0905]");
+        assert!(run.stderr.contains(&format!("gc.lock is held by {by}")), "{}", run.stderr);
+    }
+    let run = world.run(&["gc", "--lock-timeout", "1"]).exits(1);
+    run.says(&format!("waiting at most 1 s for {by}")).says("still after 1 s");
+
+    let mut command = world.command(&["gc"]);
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with(&format!("gc: waiting for {by}")), "{line}");
+    interrupt(&child, Signal::INT);
+    assert_eq!(ended(&mut child), Some(Signal::INT.as_raw()));
+    drop(lock);
+    world.run(&["gc", "--lock-timeout", "60"]).exits(0);
 }
 
 /// A linear congruential generator (Knuth's MMIX constants): repeatable and good enough to pick instants.

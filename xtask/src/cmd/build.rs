@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use clap::Args;
 use fs_err as fs;
+use serde::Serialize;
 
 use crate::arch::Arch;
 use crate::backend::Backend;
@@ -62,6 +63,38 @@ pub struct Build {
     /// default-arch in .cargo/cuda-oxide.toml
     #[arg(long, value_name = "sm_NN[a|f]")]
     arch: Vec<String>,
+
+    /// Print one JSON document (schema kiln.build/1, described in docs/reference.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    builds: Vec<Binary>,
+}
+
+#[derive(Serialize)]
+struct Binary {
+    /// Null for the CPU engine.
+    arch: Option<String>,
+    binary: PathBuf,
+    ptx: Vec<PtxFile>,
+}
+
+#[derive(Serialize)]
+struct PtxFile {
+    path: PathBuf,
+    version: Option<String>,
+    entries: usize,
+}
+
+impl Report {
+    fn print(builds: Vec<Binary>) -> Result<u8> {
+        output::json(&Report { schema: "kiln.build/1", builds })?;
+        Ok(0)
+    }
 }
 
 impl Build {
@@ -108,11 +141,18 @@ impl Build {
         progress::on_stderr("build", quiet).note(&format!("built {}", binary.display()));
         // A story of the built-in model first, the verdict last.
         for (arguments, what) in [(STORY, "kiln run"), (&["selftest"], "kiln selftest")] {
-            let status =
-                Command::new(&binary).args(arguments).stdin(Stdio::null()).status().map_err(|error| {
-                    Error::new(&ENGINE_FAILED, format!("cannot start {}", binary.display())).cause(error)
-                })?;
+            let mut command = Command::new(&binary);
+            command.args(arguments).stdin(Stdio::null());
+            if self.json {
+                command.stdout(Stdio::from(std::io::stderr()));
+            }
+            let status = command.status().map_err(|error| {
+                Error::new(&ENGINE_FAILED, format!("cannot start {}", binary.display())).cause(error)
+            })?;
             check(status, what, &ENGINE_FAILED)?;
+        }
+        if self.json {
+            return Report::print(vec![Binary { arch: None, binary, ptx: Vec::new() }]);
         }
         Ok(0)
     }
@@ -130,6 +170,9 @@ impl Build {
         let mut built = Vec::new();
         for arch in archs {
             built.push(gpu.build(&arch)?);
+        }
+        if self.json {
+            return Report::print(built.into_iter().map(Binary::from).collect());
         }
         for built in built {
             output::line(&format!("{}  {}", built.arch, built.binary.display()))?;
@@ -174,6 +217,16 @@ pub struct Built {
     pub binary: PathBuf,
     /// Every PTX file, as it was read and checked.
     pub ptx: Vec<(PathBuf, Ptx)>,
+}
+
+impl From<Built> for Binary {
+    fn from(built: Built) -> Self {
+        let ptx = built.ptx.into_iter().map(|(path, ptx)| {
+            let version = ptx.version.map(|version| version.to_string());
+            PtxFile { path, version, entries: ptx.entries.len() }
+        });
+        Binary { arch: Some(built.arch.to_string()), binary: built.binary, ptx: ptx.collect() }
+    }
 }
 
 /// The program that a build for `arch` makes in `workspace`, whether or not it is there: with llc, or with libNVVM.

@@ -13,6 +13,7 @@ use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::hash::Sha256;
+use crate::interrupt::Folder;
 use crate::inventory;
 use crate::output;
 use crate::plan::{Plan, Request};
@@ -80,7 +81,7 @@ impl Bundle {
         let locks = Locks::read(&pins.pin, &upstream, workspace)?;
         let parent = store.root().join("build");
         fs::create_dir_all(&parent)?;
-        let scratch = tempfile::Builder::new().prefix(".bundle-").tempdir_in(&parent)?;
+        let scratch = Folder::within(&parent, ".bundle-")?;
         let collecting = Collecting {
             store,
             pin: &pins.pin,

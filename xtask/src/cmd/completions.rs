@@ -2,6 +2,7 @@
 
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
+use serde::Serialize;
 
 use crate::cli::Cli;
 use crate::error::Result;
@@ -15,6 +16,17 @@ use crate::output;
 pub struct Completions {
     /// The shell
     shell: Shell,
+
+    /// Print one JSON document (schema kiln.completions/1, described in docs/reference.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    shell: String,
+    text: &'a str,
 }
 
 impl Completions {
@@ -25,7 +37,13 @@ impl Completions {
     pub fn run(self) -> Result<u8> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "xtask", &mut text);
-        output::line(String::from_utf8_lossy(&text).trim_end())?;
+        let text = String::from_utf8_lossy(&text);
+        if self.json {
+            let shell = self.shell.to_string();
+            output::json(&Report { schema: "kiln.completions/1", shell, text: &text })?;
+        } else {
+            output::line(text.trim_end())?;
+        }
         Ok(0)
     }
 }

@@ -68,8 +68,7 @@ impl Doctor {
                 workspace: workspace.display().to_string(),
                 decisions: decisions.iter().collect(),
             };
-            let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
-            output::line(&text)?;
+            output::json(&report)?;
         } else {
             output::line(&text(&decisions))?;
         }

@@ -1,6 +1,7 @@
 //! `explain CODE`: what an error means, from the same source as the error.
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::error::{Code, Error, Exit, Result};
 use crate::output;
@@ -28,6 +29,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::error::CODES,
         crate::host_config::CODES,
         crate::llc::CODES,
+        crate::lock::CODES,
         crate::model::CODES,
         crate::nar::CODES,
         crate::nvvm::CODES,
@@ -72,6 +74,36 @@ pub struct Explain {
     /// Print docs/errors.md: all codes with their explanations
     #[arg(long, conflicts_with = "code")]
     markdown: bool,
+
+    /// Print one JSON document (schema kiln.explain/1, described in docs/reference.md)
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    codes: Vec<Explained>,
+}
+
+#[derive(Serialize)]
+struct Explained {
+    code: &'static str,
+    exit: u8,
+    title: &'static str,
+    explanation: &'static str,
+}
+
+impl Report {
+    fn of<'a>(codes: impl IntoIterator<Item = &'a &'static Code>) -> Self {
+        let codes = codes.into_iter().map(|code| Explained {
+            code: code.id,
+            exit: code.exit.status(),
+            title: code.title,
+            explanation: code.explanation,
+        });
+        Report { schema: "kiln.explain/1", codes: codes.collect() }
+    }
 }
 
 impl Explain {
@@ -86,6 +118,10 @@ impl Explain {
             return Ok(0);
         }
         let Some(asked) = self.code else {
+            if self.json {
+                output::json(&Report::of(&codes))?;
+                return Ok(0);
+            }
             for code in codes {
                 output::line(&format!("{}  {}", code.id, code.title))?;
             }
@@ -96,6 +132,10 @@ impl Explain {
         let code = codes.into_iter().find(|code| code.id == id).ok_or_else(|| {
             Error::new(&UNKNOWN, format!("there is no error code {asked}")).hint("run: cargo xtask explain")
         })?;
+        if self.json {
+            output::json(&Report::of([&code]))?;
+            return Ok(0);
+        }
         output::line(&format!(
             "{}: {}\n\n{}\n\nExit code: {}",
             code.id,

@@ -81,6 +81,12 @@ struct Line {
 }
 
 #[derive(Serialize)]
+struct List<'a> {
+    schema: &'static str,
+    gates: Vec<Listed<'a>>,
+}
+
+#[derive(Serialize)]
 struct Listed<'a> {
     name: &'a str,
     about: &'a str,
@@ -124,7 +130,7 @@ impl Gate {
         if self.json {
             let total = lines.len();
             let report = Report { schema: "kiln.gate/1", total, red, skipped, wall_seconds, gates: lines };
-            output::line(&serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?)?;
+            output::json(&report)?;
         }
         Ok(u8::from(red > 0))
     }
@@ -159,7 +165,7 @@ impl Gate {
                     plant: gate.plant,
                 })
                 .collect();
-            output::line(&serde_json::to_string_pretty(&list).map_err(std::io::Error::from)?)?;
+            output::json(&List { schema: "kiln.gate-list/1", gates: list })?;
             return Ok(0);
         }
         for gate in gates {

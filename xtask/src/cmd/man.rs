@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _};
 use fs_err as fs;
+use serde::Serialize;
 
 use crate::cli::Cli;
 use crate::env::Env;
@@ -18,6 +19,18 @@ pub struct Man {
     /// The folder, made if it is missing
     #[arg(value_name = "DIR")]
     folder: PathBuf,
+
+    /// Print one JSON document (schema kiln.man/1, described in docs/reference.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    /// The page to start with, and all pages.
+    page: PathBuf,
+    pages: Vec<PathBuf>,
 }
 
 impl Man {
@@ -30,7 +43,21 @@ impl Man {
         fs::create_dir_all(&folder)?;
         clap_mangen::generate_to(Cli::command().name("cargo-xtask"), &folder)
             .map_err(|error| Error::from(error).context(format!("cannot write into {}", folder.display())))?;
-        output::line(&format!("{}", folder.join("cargo-xtask.1").display()))?;
+        let page = folder.join("cargo-xtask.1");
+        if self.json {
+            let mut pages = Vec::new();
+            for entry in fs::read_dir(&folder)? {
+                let name = entry?.file_name();
+                let is_page = |name: &str| name.starts_with("cargo-xtask") && name.ends_with(".1");
+                if name.to_str().is_some_and(is_page) {
+                    pages.push(folder.join(name));
+                }
+            }
+            pages.sort();
+            output::json(&Report { schema: "kiln.man/1", page, pages })?;
+        } else {
+            output::line(&format!("{}", page.display()))?;
+        }
         Ok(0)
     }
 }

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
 
+use crate::cli::Common;
 use crate::env::Env;
 use crate::error::{Error, Result};
+use crate::hash::Sha256;
 use crate::model::{self, Making};
 use crate::output;
-use crate::pin::Pin;
+use crate::pin::{self, Pin};
 use crate::progress;
 use crate::selection::Selection;
 use crate::store::Store;
@@ -25,9 +28,8 @@ crate::codes! {
 /// in the store.
 #[derive(Debug, Args)]
 pub struct Model {
-    /// Folder of the store; a relative one starts at the workspace root [default: as for the other verbs]
-    #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
 
     /// The model, for example smollm2
     name: Option<String>,
@@ -40,9 +42,41 @@ pub struct Model {
     #[arg(long)]
     offline: bool,
 
-    /// Say nothing but warnings and errors on standard error
-    #[arg(long, short)]
-    quiet: bool,
+    /// Print one JSON document (schema kiln.model/1, described in docs/reference.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    models: Vec<Listed>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    package: String,
+    version: String,
+    file: String,
+    sha256: Sha256,
+    licence: String,
+    /// Where the file is, once it was fetched.
+    path: Option<PathBuf>,
+}
+
+impl Listed {
+    fn new(model: &pin::Model, path: Option<PathBuf>) -> Self {
+        Listed {
+            name: model.name.to_string(),
+            package: model.package.to_string(),
+            version: model.version.to_string(),
+            file: model.file.to_string(),
+            sha256: model.sha256,
+            licence: model.licence.to_string(),
+            path,
+        }
+    }
 }
 
 impl Model {
@@ -52,7 +86,12 @@ impl Model {
     /// There is no such model, or it cannot be fetched or is another one.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let pin = Pin::load(workspace)?;
+        let report = |models| output::json(&Report { schema: "kiln.model/1", models });
         let Some(name) = &self.name else {
+            if self.json {
+                report(pin.models.iter().map(|model| Listed::new(model, None)).collect())?;
+                return Ok(0);
+            }
             for model in &pin.models {
                 let (package, version) = (&model.package, &model.version);
                 output::line(&format!(
@@ -70,14 +109,20 @@ impl Model {
         // A checkout whose selection is broken can still fetch a model; `doctor` reports it.
         let selection = Selection::load(workspace).ok().flatten();
         let remembered = selection.as_ref().map(|selection| selection.store.as_path());
-        let store = Store::locate(self.store.as_deref(), remembered, workspace, env)?;
+        let store = Store::locate(self.common.store.as_deref(), remembered, workspace, env)?
+            .with_patience(self.common.lock_limit());
         let wheel = self.wheel.as_deref().map(|path| env.absolute(path)).transpose()?;
         let offline = self.offline
             || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
-        let progress = progress::on_stderr("model", self.quiet);
+        let progress = progress::on_stderr("model", self.common.quiet);
         let making =
             Making { store: &store, wheel: wheel.as_deref(), offline, env, progress: progress.as_ref() };
-        output::line(&model::make(model, &making)?.display().to_string())?;
+        let path = model::make(model, &making)?;
+        if self.json {
+            report(vec![Listed::new(model, Some(path))])?;
+        } else {
+            output::line(&path.display().to_string())?;
+        }
         Ok(0)
     }
 }

@@ -12,6 +12,7 @@ use crate::decision::Thoroughness;
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::{Revision, Sha256};
+use crate::interrupt::Folder;
 use crate::output;
 use crate::patch::{self, Patch};
 use crate::pin::{PATCH_FOLDER, Pin, Repository};
@@ -136,7 +137,7 @@ impl Repin {
             },
             None => resolve("HEAD", repository, &origin, env)?,
         };
-        let scratch = tempfile::Builder::new().prefix("kiln-pin-").tempdir()?;
+        let scratch = Folder::temporary("kiln-pin-")?;
         let tree = scratch.path().join("tree");
         let store = store::locate(&self.common, workspace, env)?;
         let making = source::Making { store: &store, origin: &origin, offline: self.offline, env, progress };
@@ -219,7 +220,7 @@ impl Repin {
         let locks = Locks::upstream(pin, upstream, workspace)?;
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let (store, toolchain) = (plan.store.require()?, plan.rustc.require()?);
-        let scratch = tempfile::Builder::new().prefix("kiln-pin-").tempdir()?;
+        let scratch = Folder::temporary("kiln-pin-")?;
         let offline = self.offline;
         let collecting = Collecting { store, pin, upstream, workspace, toolchain, offline, env, progress };
         vendor::git_crates(&locks, scratch.path(), &collecting)?;
@@ -252,7 +253,7 @@ impl Repin {
         }
         match source::verify_pristine(&store, &pin.source)? {
             Some((pristine, _)) => {
-                let scratch = tempfile::Builder::new().prefix("kiln-pin-").tempdir()?;
+                let scratch = Folder::temporary("kiln-pin-")?;
                 let tree = scratch.path().join("tree");
                 source::copy_tree(&pristine, &tree)?;
                 let upstream = pin.source.workspace(&tree);
@@ -349,6 +350,7 @@ fn print(report: &Report) -> Result<()> {
     output::line(match (report.changes.is_empty(), report.written) {
         (true, _) => "PROVENANCE would not change",
         (false, true) => "PROVENANCE was written",
+        (false, false) if report.exit != 0 => "PROVENANCE was not written",
         (false, false) => "PROVENANCE was not written: --write does",
     })
 }

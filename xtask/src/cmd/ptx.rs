@@ -109,6 +109,26 @@ struct Check {
     /// Compare the sources alone, even if the backend is there
     #[arg(long, conflicts_with = "arch")]
     sources: bool,
+
+    /// Print one JSON document (schema kiln.ptx-check/1, described in docs/ptx.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct CheckReport {
+    schema: &'static str,
+    /// What was compared beside the sources, all of it as recorded.
+    compared: Vec<Compared>,
+    /// Why no PTX was compared.
+    not_compared: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Compared {
+    arch: String,
+    llvm: String,
+    entries: usize,
 }
 
 /// Record the PTX: its digests in PROVENANCE, what each entry needs in kernels/ptx-table.toml
@@ -131,6 +151,18 @@ struct Bless {
     /// Why spills or local memory are accepted, where there are any
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
+
+    /// Print one JSON document (schema kiln.ptx-bless/1, described in docs/ptx.md)
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct BlessReport {
+    schema: &'static str,
+    written: bool,
+    /// What the record gained, lost and changed.
+    changes: Vec<String>,
 }
 
 /// Say for every entry whether two builds are identical, reordered only, or differ, and in what
@@ -239,7 +271,7 @@ impl Scan {
             report.ptxas = plan.ptxas.value.map(|ptxas| ptxas.full);
         }
         if self.json {
-            print_json(&report)?
+            output::json(&report)?
         } else {
             output::line(&report.text())?
         }
@@ -364,10 +396,6 @@ fn columns<const N: usize>(lines: &[[String; N]]) -> String {
     text
 }
 
-fn print_json(report: &impl Serialize) -> Result<()> {
-    output::line(&serde_json::to_string_pretty(report).map_err(std::io::Error::from)?)
-}
-
 impl Check {
     fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let pin = Pin::load(workspace)?;
@@ -375,18 +403,20 @@ impl Check {
         let table = Table::load(workspace)?.unwrap_or_default();
         record::check_sources(workspace, &pin)?;
         same_entries(&recorded, &table)?;
-        output::line("sources: as recorded")?;
+        if !self.json {
+            output::line("sources: as recorded")?;
+        }
         if self.sources {
-            return Ok(0);
+            return self.report(Vec::new(), Some("only the sources were asked for".to_owned()));
         }
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         // A toolchain that is not set up is no failure of the PTX; one that was tampered with is a failure.
         if let Some(problem) = plan.problem().filter(|problem| problem.exit == Exit::Machine) {
-            output::line(&format!(
-                "PTX: not compared, since nothing can be built: {}",
-                first_line(&problem.message)
-            ))?;
-            return Ok(0);
+            let why = format!("nothing can be built: {}", first_line(&problem.message));
+            if !self.json {
+                output::line(&format!("PTX: not compared, since {why}"))?;
+            }
+            return self.report(Vec::new(), Some(why));
         }
         let archs = archs(&self.arch, &recorded)?;
         let card = card(self.driver)?;
@@ -409,13 +439,21 @@ impl Check {
                 )
                 .hint("if the change is meant, run: cargo xtask ptx bless"));
         }
-        for scan in &scans {
-            output::line(&format!(
-                "{} {}: {} entries as recorded",
-                scan.arch,
-                scan.llvm,
-                scan.entries.len()
-            ))?;
+        let compared = scans.iter().map(|scan| Compared {
+            arch: scan.arch.to_string(),
+            llvm: scan.llvm.to_string(),
+            entries: scan.entries.len(),
+        });
+        self.report(compared.collect(), None)
+    }
+
+    fn report(&self, compared: Vec<Compared>, not_compared: Option<String>) -> Result<u8> {
+        if self.json {
+            output::json(&CheckReport { schema: "kiln.ptx-check/1", compared, not_compared })?;
+            return Ok(0);
+        }
+        for Compared { arch, llvm, entries } in &compared {
+            output::line(&format!("{arch} {llvm}: {entries} entries as recorded"))?;
         }
         Ok(0)
     }
@@ -577,8 +615,11 @@ impl Bless {
                 .hint("give the reason with --reason TEXT, or mend the kernel"));
         }
 
-        for line in changes(&scans, &recorded, &table) {
-            output::line(&line)?;
+        let changes = changes(&scans, &recorded, &table);
+        if !self.json {
+            for line in &changes {
+                output::line(line)?;
+            }
         }
         let fresh = Table { ptxas, rows };
         let path = Table::path(workspace);
@@ -587,6 +628,11 @@ impl Bless {
             crate::atomic::write_atomic(&path, fresh.text().as_bytes(), None)?;
         }
         let same_record = !record::write(workspace, &source, &digests)?;
+        if self.json {
+            let written = !(same_table && same_record);
+            output::json(&BlessReport { schema: "kiln.ptx-bless/1", written, changes })?;
+            return Ok(0);
+        }
         output::line(if same_table && same_record {
             "nothing changed: the record is of these sources and this PTX"
         } else {
@@ -648,7 +694,7 @@ impl Diff {
         let differ = entries.values().any(|difference| *difference != Difference::Identical);
         if self.json {
             let (a, b) = (self.a.display().to_string(), self.b.display().to_string());
-            print_json(&DiffReport { schema: "kiln.ptx-diff/1", a, b, entries })?;
+            output::json(&DiffReport { schema: "kiln.ptx-diff/1", a, b, entries })?;
         } else {
             for (name, difference) in &entries {
                 output::line(&format!("{name}: {difference}"))?;

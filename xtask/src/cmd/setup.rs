@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use crate::backend;
 use crate::bundle::Bundle;
@@ -62,6 +63,32 @@ pub struct Setup {
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
+
+    /// Print one JSON document (schema kiln.setup/1, described in docs/reference.md)
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done, as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    dry_run: bool,
+    /// What was done, or with `dry_run` what would be; nothing when all is in place.
+    steps: &'a [String],
+    store: &'a Path,
+    rustc: PathBuf,
+    llc: &'a Path,
+    /// The backend's library, if it is there now.
+    backend: Option<&'a Path>,
+    cuda: Option<Cuda<'a>>,
+}
+
+/// Laid CUDA parts.
+#[derive(Serialize)]
+struct Cuda<'a> {
+    root: &'a Path,
+    licence: &'a str,
 }
 
 /// Where CUDA toolkit parts come from.
@@ -110,18 +137,42 @@ impl Setup {
             );
         }
         let root = root(pins, toolchain, workspace)?;
+        let report = |backend: Option<&Path>, cuda: Option<&cuda_wheels::Parts>| {
+            let cuda = cuda.map(|parts| Cuda { root: &parts.root, licence: &parts.licence });
+            let (dry_run, llc) = (self.dry_run, tools.llc.path.as_path());
+            let (store, rustc) = (store.root(), toolchain.rustc());
+            output::json(&Report {
+                schema: "kiln.setup/1",
+                dry_run,
+                steps: &steps,
+                store,
+                rustc,
+                llc,
+                backend,
+                cuda,
+            })
+        };
+        let published = plan.backend.value.as_ref().map(|backend| backend.library.as_path());
         if !self.dry_run {
             store.sweep();
         }
         if steps.is_empty() {
-            let _lock = checkout::lock(workspace, progress.as_ref())?;
+            let _lock = checkout::lock(workspace, self.common.lock_limit(), progress.as_ref())?;
             remember(&plan, workspace)?;
             note_root(&root, store, progress.as_ref())?;
-            output::line("setup: everything is in place, nothing was done")?;
+            if self.json {
+                report(published, cuda_wheels::find(store, &pins.pin).as_ref())?;
+            } else {
+                output::line("setup: everything is in place, nothing was done")?;
+            }
+            return Ok(0);
+        }
+        if self.dry_run && self.json {
+            report(published, cuda_wheels::find(store, &pins.pin).as_ref())?;
             return Ok(0);
         }
         if self.dry_run {
-            for step in steps {
+            for step in &steps {
                 output::line(&format!("would {step}"))?;
             }
             return Ok(0);
@@ -129,11 +180,17 @@ impl Setup {
 
         // Until the end nothing of this store is removed, whether or not a checkout is noted for it already.
         let _in_use = store.lock_shared(inventory::GC_LOCK, &|text| progress.note(text))?;
-        if self.cuda.is_some() {
-            let parts = cuda_wheels::make(&pins.pin, store, offline, env, progress.as_ref())?;
-            output::line(&format!("cuda      {}", parts.root.display()))?;
-            output::line(&format!("licence   NVIDIA's CUDA Toolkit: {}", parts.licence))?;
-        }
+        let parts = match self.cuda {
+            Some(CudaParts::Wheels) => {
+                let parts = cuda_wheels::make(&pins.pin, store, offline, env, progress.as_ref())?;
+                if !self.json {
+                    output::line(&format!("cuda      {}", parts.root.display()))?;
+                    output::line(&format!("licence   NVIDIA's CUDA Toolkit: {}", parts.licence))?;
+                }
+                Some(parts)
+            }
+            None => cuda_wheels::find(store, &pins.pin),
+        };
         let bundle = match bundle {
             Some(path) => {
                 progress.note(&format!("unpacking {}", path.display()));
@@ -177,7 +234,7 @@ impl Setup {
             }
             (None, _) => backend::make(&making)?,
         };
-        let lock = checkout::lock(workspace, progress.as_ref())?;
+        let lock = checkout::lock(workspace, self.common.lock_limit(), progress.as_ref())?;
         checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
         checkpoint::pass("configuring", env);
@@ -198,6 +255,10 @@ impl Setup {
         plan.source.require()?;
         plan.backend.require()?;
         plan.checkout.require()?;
+        if self.json {
+            report(Some(&backend.library), parts.as_ref())?;
+            return Ok(0);
+        }
         output::line(&format!("backend   {}", backend.library.display()))?;
         output::line(&format!("llc       {} ({})", tools.llc.path.display(), tools.llc.line))?;
         output::line(&format!("rustc     {}", toolchain.rustc().display()))?;

@@ -62,7 +62,8 @@ impl List {
 /// The store that a verb's options mean.
 pub fn locate(common: &Common, workspace: &Path, env: &Env) -> Result<Store> {
     let remembered = Selection::load(workspace)?.map(|selection| selection.store);
-    Store::locate(common.store.as_deref(), remembered.as_deref(), workspace, env)
+    let store = Store::locate(common.store.as_deref(), remembered.as_deref(), workspace, env)?;
+    Ok(store.with_patience(common.lock_limit()))
 }
 
 /// One line about an item.

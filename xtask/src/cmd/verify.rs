@@ -16,6 +16,7 @@ use crate::decision::{Decision, Thoroughness};
 use crate::env::Env;
 use crate::error::{Error, Exit, Result};
 use crate::hash::Sha256;
+use crate::interrupt::Folder;
 use crate::inventory;
 use crate::output;
 use crate::pin::PATCH_FOLDER;
@@ -175,11 +176,18 @@ impl Verify {
         let _in_use = store.lock_shared(inventory::GC_LOCK, &|text| progress.note(text))?;
         let parent = store.root().join("build");
         fs::create_dir_all(&parent)?;
-        let mut elsewhere = tempfile::Builder::new().prefix(".verify-").tempdir_in(&parent)?;
-        elsewhere.disable_cleanup(self.keep);
-        let at = |name: &str| elsewhere.path().join(name);
+        let elsewhere = Folder::within(&parent, ".verify-")?;
+        let place = elsewhere.path().to_owned();
+        // Until the end of this function it removes itself.
+        let _elsewhere = if self.keep {
+            elsewhere.keep();
+            None
+        } else {
+            Some(elsewhere)
+        };
+        let at = |name: &str| place.join(name);
 
-        progress.note(&format!("building again in {}", elsewhere.path().display()));
+        progress.note(&format!("building again in {}", place.display()));
         let tree = at("a/copy/of/the/source");
         fs::create_dir_all(tree.parent().unwrap_or(&tree))?;
         source::copy_tree(&source.tree, &tree)?;

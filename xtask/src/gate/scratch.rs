@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use tempfile::TempDir;
 
 use super::{World, unprepared};
 use crate::arch::Arch;
@@ -14,6 +13,7 @@ use crate::cmd::build::GpuBuild;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::host_config;
+use crate::interrupt::Folder;
 use crate::plan::{self, Plan, Request};
 use crate::progress::Silent;
 use crate::store::{Kind, Store};
@@ -29,7 +29,7 @@ pub enum Extent {
 
 /// The copy; it removes itself.
 pub struct Scratch<'a> {
-    _folder: TempDir,
+    _folder: Folder,
     /// The copied checkout, set up.
     pub workspace: PathBuf,
     /// Its store.
@@ -52,8 +52,8 @@ impl<'a> Scratch<'a> {
         let (pins, store) = (plan.pins.require()?, plan.store.require()?);
         let (source, backend) = (plan.source.require()?, plan.backend.require()?);
         // Outside of the checkout, whose Cargo configuration would count for a folder inside of it.
-        let parent = env.path("TMPDIR")?.unwrap_or_else(|| "/tmp".into());
-        let folder = tempfile::Builder::new().prefix("kiln-gate-").tempdir_in(parent)?;
+        let parent: PathBuf = env.path("TMPDIR")?.unwrap_or_else(|| "/tmp".into());
+        let folder = Folder::within(&parent, "kiln-gate-")?;
         let root = fs::canonicalize(folder.path())?;
         let (workspace, copied) = (root.join("checkout"), root.join("store"));
         copy_checkout(world.workspace, &workspace, extent)?;
@@ -106,7 +106,7 @@ impl<'a> Scratch<'a> {
 }
 
 /// What setup, Cargo and git make is left out, and so are links.
-fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()> {
+pub(super) fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()> {
     match extent {
         Extent::Whole => copy(from, to, &|name| !matches!(name, "target" | ".git"))?,
         Extent::Plan => {

@@ -8,12 +8,14 @@ use std::process::Stdio;
 
 use fs_err as fs;
 
+use super::offline;
 use super::scratch::{Extent, Scratch};
 use super::{Gate, Need, Outcome, Plant, World, refused};
 use crate::arch::Arch;
 use crate::cmd::build::{Built, GpuBuild};
 use crate::cmd::ptx;
 use crate::error::{Error, Result};
+use crate::interrupt::Folder;
 use crate::plan::{Plan, Request};
 use crate::process;
 use crate::progress::Silent;
@@ -63,6 +65,13 @@ pub fn gates(archs: &[Arch]) -> Vec<Gate> {
             ptx_reproducible,
         ),
         Gate::new(
+            "toolchain/bundle-offline",
+            "a bundle sets up a bare checkout without any network, and both engines build there",
+            BACKEND,
+            "one byte of the bundle changed",
+            offline::bundle,
+        ),
+        Gate::new(
             "toolchain/refuses-swapped-backend",
             "a backend that setup did not build is refused",
             BACKEND,
@@ -102,7 +111,7 @@ pub fn gates(archs: &[Arch]) -> Vec<Gate> {
 }
 
 fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
-    let empty = tempfile::tempdir()?;
+    let empty = Folder::temporary("kiln-gate-")?;
     let planted;
     let plan = match plant {
         Plant::Off => world.plan(),
@@ -130,7 +139,7 @@ fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     })
 }
 
-fn built(plan: &Plan, arch: Arch, world: &World<'_>) -> Result<Built> {
+pub(super) fn built(plan: &Plan, arch: Arch, world: &World<'_>) -> Result<Built> {
     GpuBuild::prepare(plan, &BTreeSet::from([arch]), world.env, &Silent)?.build(&arch)
 }
 
@@ -152,7 +161,7 @@ fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
 }
 
 /// The architecture of gates for which one is enough.
-fn one_arch(world: &World<'_>) -> Result<Arch> {
+pub(super) fn one_arch(world: &World<'_>) -> Result<Arch> {
     let last = world.archs.last().copied();
     last.ok_or_else(|| Error::new(&crate::error::BUG, "there is no architecture to build for"))
 }

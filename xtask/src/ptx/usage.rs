@@ -48,7 +48,7 @@ pub fn assemble<'a>(
     entries: impl IntoIterator<Item = &'a str>,
     env: &Env,
 ) -> Result<BTreeMap<String, Usage>> {
-    let scratch = tempfile::tempdir()?;
+    let scratch = crate::interrupt::Folder::temporary("kiln-ptxas-")?;
     let mut command = probe::command(&ptxas.path, env);
     command.arg("-v").arg(format!("-arch={target}")).arg(path).arg("-o").arg(scratch.path().join("k.cubin"));
     let failed = |what: String| {

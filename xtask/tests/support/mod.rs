@@ -343,6 +343,11 @@ sed -n 's/^[.]visible [.]entry \([^(]*\)(.*/\1/p' "$3" | while read -r entry; do
     echo "ptxas info    : Used 12 registers, used 0 barriers"
 done >&2
 "#;
+/// Whether a process may have a network of its own, without any route.
+pub fn has_network_namespaces() -> bool {
+    Command::new("unshare").args(["-rn", "true"]).output().is_ok_and(|output| output.status.success())
+}
+
 /// Says on the real standard error, which the test harness does not keep back, that a test was skipped and why.
 pub fn skipped(test: &str, why: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("SKIPPED {test}: {why}\n").as_bytes());
