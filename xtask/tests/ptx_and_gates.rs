@@ -1,4 +1,5 @@
-//! `ptx` and `gate` end to end, on the synthetic upstream of [`support`]. No network, no GPU, no LLVM.
+//! `ptx` and `gate` end to end, on the synthetic upstream of [`support`]; and what the sources of the kernels must hold. No network,
+//! no GPU, no LLVM.
 
 mod support;
 
