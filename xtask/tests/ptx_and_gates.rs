@@ -1,4 +1,5 @@
-//! `ptx` and `gate` end to end, on the synthetic upstream of [`support`]. No network, no GPU, no LLVM.
+//! `ptx` and `gate` end to end, on the synthetic upstream of [`support`]; and what the sources of the kernels must hold. No network,
+//! no GPU, no LLVM.
 
 mod support;
 
@@ -560,4 +561,79 @@ fn device_gates_run_a_copied_binary_where_nothing_can_be_built() {
     // An architecture that the card does not run.
     let run = world.run(&["gate", "device/", "--arch", "sm_120"]).exits(0);
     assert!(run.stdout.contains("runs none of the architectures that were named"), "{}", run.stdout);
+}
+
+/// The code of each line, without comments.
+fn code(source: &str) -> String {
+    source.lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+}
+
+/// How many `#[launch_bounds]` a source has, and those whose number of threads no const assertion in it compares with.
+/// The attribute takes a literal, and launches take a constant: nothing else keeps the two together.
+fn unasserted_launch_bounds(source: &str) -> (usize, Vec<String>) {
+    let code = code(source);
+    // Conditions alone: a message may name any number.
+    let conditions: Vec<&str> = code
+        .split("const _: () =")
+        .skip(1)
+        .filter_map(|rest| rest.split(';').next()?.trim_start().strip_prefix("assert!("))
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    let asserted = |literal: &str| {
+        let compared = conditions.iter().flat_map(|condition| condition.split("== ").skip(1));
+        let mut numbers = compared.map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next());
+        literal.parse::<u32>().is_ok() && numbers.any(|number| number == Some(literal))
+    };
+    let bounds: Vec<&str> = code
+        .split("#[launch_bounds(")
+        .skip(1)
+        .map(|rest| rest.split([',', ')']).next().unwrap_or("").trim())
+        .collect();
+    let missing = bounds.iter().filter(|literal| !asserted(literal)).map(|literal| literal.to_string());
+    (bounds.len(), missing.collect())
+}
+
+#[test]
+fn every_launch_bound_is_asserted_in_its_file() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/device/src");
+    let (mut files, mut all) = (0, 0);
+    for (path, bytes) in content(&sources) {
+        let (bounds, missing) = unasserted_launch_bounds(std::str::from_utf8(&bytes).unwrap());
+        assert!(
+            missing.is_empty(),
+            "{}: #[launch_bounds] of {missing:?}, expected in the same file, for each, a `const _: () = assert!(C == N);` \
+             with the constant C that launches take",
+            path.display()
+        );
+        files += usize::from(bounds > 0);
+        all += bounds;
+    }
+    assert!(files > 10 && all >= files, "{all} launch bounds in {files} files of {}", sources.display());
+}
+
+#[test]
+fn a_launch_bound_without_an_assertion_is_found() {
+    let kernel = "#[kernel]\n#[launch_bounds(256, 2)]\npub fn kiln_one() {}\n";
+    let asserted = |assertion: &str| unasserted_launch_bounds(&format!("{assertion}\n{kernel}")).1.is_empty();
+    assert!(asserted("const _: () = assert!(THREADS == 256, \"the literal\");"));
+    assert!(asserted("const _: () = assert!(SIDE == 64 && CREW == 256);"));
+    assert!(asserted("const _: () =\n    assert!(CREW == 256 && SIDE == 64, \"a long line\");"));
+    for other in [
+        "",
+        "const _: () = assert!(THREADS == 512, \"the literal\");",
+        "const _: () = assert!(THREADS == 2560);",
+        "const _: () = assert!(THREADS <= 256);",
+        "const _: () = assert!(THREADS == 512, \"== 256\");",
+        "// const _: () = assert!(THREADS == 256);",
+        "/// `const _: () = assert!(THREADS == 256)`",
+        "const THREADS: usize = 256;",
+    ] {
+        assert!(!asserted(other), "{other}");
+    }
+    // Of two, the one that is missing; and what is no literal.
+    let two =
+        format!("const _: () = assert!(A == 256);\n{kernel}#[launch_bounds(512)]\n#[launch_bounds(CREW)]\n");
+    assert_eq!(unasserted_launch_bounds(&two), (3, vec!["512".to_owned(), "CREW".to_owned()]));
+    // In words, or taken out.
+    assert_eq!(unasserted_launch_bounds("//! `#[launch_bounds(256)]`\n"), (0, Vec::new()));
 }

@@ -55,7 +55,7 @@ pub const SHARED_BYTES: usize = ENDS_AT + 4 * 32;
 const _: () = assert!(CREW == 256 && SIDE == 64 && UNIT * SIDE == CREW, "the literals below");
 const _: () =
     assert!(SHARED_BYTES <= if ROOMY { 113 } else { 99 } << 10, "two blocks on Hopper, one on sm_86");
-const _: () = assert!(SIDE % TILE == 0, "columns are padded to tiles");
+const _: () = assert!(SIDE.is_multiple_of(TILE), "columns are padded to tiles");
 
 /// The float 1.5 * 2^23, whose bits plus an integer below 2^22 are the bits of the sum.
 const MAGIC: f32 = 12_582_912.0;

@@ -122,8 +122,11 @@ fn compare(
     }
 
     // Three matrices, two of one type, so that pairs of one and of two types are there.
-    let float_kind =
-        if kind.row_bytes(columns).is_some() && columns % PART != 0 { kind } else { TensorType::Q8_0 };
+    let float_kind = if kind.row_bytes(columns).is_some() && !columns.is_multiple_of(PART) {
+        kind
+    } else {
+        TensorType::Q8_0
+    };
     let (second, third) = (
         Matrix3::new(gpu, rng, kind, 20, columns, wild)?,
         Matrix3::new(gpu, rng, float_kind, 41, columns, false)?,
