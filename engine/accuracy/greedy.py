@@ -5,6 +5,7 @@ line, LLAMA what `llama_driver greedy MODEL 1 PROMPTS 32` printed. Needs numpy a
 """
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 from gguf import GGUFReader
@@ -15,6 +16,8 @@ plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 rest = [byte for byte in range(256) if byte not in plain]
 letters = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 same = 0
+folder = tempfile.TemporaryDirectory()
+tokens_file, logits_file = f"{folder.name}/tokens", f"{folder.name}/logits"
 
 
 def text(ids):
@@ -34,9 +37,10 @@ for prompt, line in zip(open(prompts).read().splitlines(), open(llama)):
     listed = subprocess.run([kiln, "tokenize", "-m", model, "--ids", "--no-parse-special", "-p", prompt],
                             capture_output=True, text=True, check=True).stdout
     sequence = [int(token) for token in listed.strip("[]\n ").split(",")] + ids[:shared]
-    open("tokens.tmp", "w").write(" ".join(map(str, sequence)))
-    subprocess.run([logits, model, "tokens.tmp", "logits.tmp"], check=True)
-    last = np.fromfile("logits.tmp", "<f4").reshape(len(sequence), -1)[-1]
+    with open(tokens_file, "w") as file:
+        file.write(" ".join(map(str, sequence)))
+    subprocess.run([logits, model, tokens_file, logits_file], check=True)
+    last = np.fromfile(logits_file, "<f4").reshape(len(sequence), -1)[-1]
     best = np.argsort(-last)[:2]
     print(f"{prompt!r}: after {shared} tokens, kiln {vocabulary[best[0]]!r} {last[best[0]]:.3f}, then "
           f"{vocabulary[best[1]]!r} {last[best[1]]:.3f}; llama.cpp took {vocabulary[ids[shared]]!r}")
