@@ -1024,8 +1024,10 @@ fn batch(context: &Context) -> Result<Tally> {
             want.extend_from_slice(single.logits());
         }
         let (keys, values) = single.cache()?;
-        for size in [64, 7] {
-            let mut cuda = Cuda::load(context.device, model.clone(), &options(count))?;
+        // All positions at once too: the large tiles are for large batches.
+        for size in [64, 7, count] {
+            let options = LoadOptions { batch: size, ..options(count) };
+            let mut cuda = Cuda::load(context.device, model.clone(), &options)?;
             let mut got = Vec::new();
             for (number, part) in tokens.chunks(size).enumerate() {
                 cuda.run(part, number * size, Wanted::All)?;
