@@ -399,6 +399,7 @@ fn g8_doctor_survives_a_machine_where_everything_is_broken() {
             "host_flags",
             "checkout",
             "cuda_toolkit",
+            "libnvvm",
             "ptxas",
             "libclang",
             "gpu"
