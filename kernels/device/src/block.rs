@@ -63,41 +63,23 @@ fn sum_of_warp(word: u32) -> u32 {
     sum
 }
 
-/// The largest magnitude of a part, a value a lane, as bits.
-#[inline(always)]
-pub fn largest_of(value: f32) -> u32 {
-    largest_of_warp(value.to_bits() & 0x7fff_ffff)
-}
-
-/// Scale of a part with this largest magnitude, and its inverse (0: all quants are 0), as
-/// `kiln_kernels::quantize_q8_block` makes them.
-#[inline(always)]
-pub fn scale_of(largest: u32) -> (f32, f32) {
-    let a = Device;
-    let scale = a.div(f32::from_bits(largest), 127.0);
-    let inverse = a.div(1.0, scale);
-    if largest >= 0x7f80_0000 {
-        (NAN, 0.0)
-    } else if scale.to_bits() < 0x0080_0000 {
-        (0.0, 0.0)
-    } else {
-        (scale, inverse)
-    }
-}
-
-/// The lane's quant of a part with this scale and inverse, and what goes with the part.
-#[inline(always)]
-pub fn quantise_by(value: f32, (scale, inverse): (f32, f32), lane: usize) -> (i8, PartMeta) {
-    let a = Device;
-    let quant = if inverse == 0.0 { 0 } else { a.round_small(a.mul(value, inverse)) };
-    let sums = sum_of_warp((quant as u32) << (if lane < 16 { 0 } else { 16 }));
-    (quant as i8, PartMeta { scale, sums })
-}
-
 /// Quantises a part, a value a lane, as `kiln_kernels::quantize_q8_block` does: the lane's quant, and what goes with it.
 #[inline(always)]
 pub fn quantise(value: f32, lane: usize) -> (i8, PartMeta) {
-    quantise_by(value, scale_of(largest_of(value)), lane)
+    let a = Device;
+    let largest = largest_of_warp(value.to_bits() & 0x7fff_ffff);
+    let mut scale = a.div(f32::from_bits(largest), 127.0);
+    let mut inverse = a.div(1.0, scale);
+    if largest >= 0x7f80_0000 {
+        scale = NAN;
+        inverse = 0.0;
+    } else if scale.to_bits() < 0x0080_0000 {
+        scale = 0.0;
+        inverse = 0.0;
+    }
+    let quant = if inverse == 0.0 { 0 } else { a.round_small(a.mul(value, inverse)) };
+    let sums = sum_of_warp((quant as u32) << (if lane < 16 { 0 } else { 16 }));
+    (quant as i8, PartMeta { scale, sums })
 }
 
 /// Quantises a part and writes it: `value` is element `i` of a column of `width`. All lanes of the warp must call it together.

@@ -7,8 +7,7 @@
 use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_asm, thread, warp};
 
 use crate::block::{
-    begin, count_up, gated, largest_of, norm_scale, normalised, quantise, quantise_by, scale_of,
-    thread_fence, thread_index, write_part,
+    begin, count_up, gated, norm_scale, normalised, quantise, thread_fence, thread_index, write_part,
 };
 use crate::layout::{Matrix, PART, PartMeta, RowsArgs, place};
 use crate::row::{self, Input};
@@ -118,17 +117,10 @@ unsafe fn prepared(args: &RowsArgs, shared: *mut f32) -> Input {
                 // Every warp has read the sums' numbers before they are replaced.
                 thread::sync_threads();
             }
-            // A part is a warp's: a warp stays or leaves as one. Lane k divides for the warp's k-th part.
-            let mut largest = 0;
-            each_kept!(K => if index + K * TEAM < width {
-                let of_part = largest_of(x[K]);
-                largest = if lane == K { of_part } else { largest };
-            });
-            let (scale, inverse) = scale_of(largest);
+            // A part is a warp's: a warp stays or leaves as one.
             each_kept!(K => if index + K * TEAM < width {
                 let i = index + K * TEAM;
-                let by = (warp::shuffle_f32(scale, K as u32), warp::shuffle_f32(inverse, K as u32));
-                let (quant, part) = quantise_by(x[K], by, lane);
+                let (quant, part) = quantise(x[K], lane);
                 *values.add(i) = x[K];
                 *quants.add(place(i, width)) = quant;
                 if lane == 0 {
@@ -171,14 +163,13 @@ unsafe fn normed_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         let index = thread::blockIdx_x() as usize * TEAM + thread_index();
         let t = index % SPAN;
         let mut slot = index / SPAN;
-        ask::<SPAN>(args, slot, total, t);
-        ask::<SPAN>(args, slot + stride, total, t);
+        if slot < total {
+            let (matrix, _, row) = find(args, slot, SPAN);
+            row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t);
+        }
         let x = prepared(args, shared);
         // The slots of a warp begin at a multiple of how many they are, and so do the matrices': a warp goes as one.
         while slot + stride < total {
-            // The rows after these come near while these are multiplied.
-            ask::<SPAN>(args, slot + 2 * stride, total, t);
-            ask::<SPAN>(args, slot + 3 * stride, total, t);
             let (matrix_a, out_a, row_a) = find(args, slot, SPAN);
             let (matrix_b, out_b, row_b) = find(args, slot + stride, SPAN);
             let rows = [inside(row_a, &matrix_a), inside(row_b, &matrix_b)];
@@ -198,16 +189,6 @@ unsafe fn normed_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
                 finish(args, out, 0, 0, row, value);
             }
         }
-    }
-}
-
-/// Asks for the row of a slot to be brought near, if there is one.
-#[inline(always)]
-unsafe fn ask<const SPAN: usize>(args: &RowsArgs, slot: usize, total: usize, t: usize) {
-    if slot < total {
-        let (matrix, _, row) = find(args, slot, SPAN);
-        // SAFETY: inside the matrix.
-        unsafe { row::prefetch::<SPAN>(&matrix, inside(row, &matrix), t) };
     }
 }
 
@@ -237,10 +218,6 @@ unsafe fn gated_rows<const SPAN: usize>(args: &RowsArgs, shared: *mut f32) {
         let x = prepared(args, shared);
         let first = row;
         while row < rows {
-            if row + stride < rows {
-                row::prefetch::<SPAN>(&args.first, row + stride, t);
-                row::prefetch::<SPAN>(&args.second, row + stride, t);
-            }
             let [gate, up] = row::pair::<SPAN>([&args.first, &args.second], [row, row], t, x);
             if t == 0 {
                 *args.x.values.add(row) = gated(args.activation, gate, up, args.limit);

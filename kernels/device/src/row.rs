@@ -494,7 +494,7 @@ pub unsafe fn pair<const SPAN: usize>(m: [&Matrix; 2], row: [usize; 2], t: usize
     [fold::<SPAN>(a), fold::<SPAN>(b)]
 }
 
-/// Asks for the first parts of a row to be brought near, before they are needed.
+/// Asks for the first parts of a row to be brought near, before anything that it waits for is ready.
 ///
 /// # Safety
 /// `row` is a row of `m`.
@@ -504,32 +504,19 @@ pub unsafe fn prefetch<const SPAN: usize>(m: &Matrix, row: usize, t: usize) {
         return;
     }
     let parts = m.columns as usize / PART;
-    let (quants, factors, scales) = match m.class {
-        class::Q4_0 => (16 * parts, 0, 2 * parts),
-        class::Q4_1 => (16 * parts, 0, 4 * parts),
-        class::BYTES => (32 * parts, 0, 2 * parts),
-        class::Q5_1 => (32 * parts, 0, 4 * parts),
-        class::Q2K => (16 * parts, 4 * parts, parts / 2),
-        class::Q3K | class::Q4K => (16 * parts, 2 * parts, parts / 2),
-        _ => (32 * parts, 2 * parts, parts / 2),
+    let bytes = match m.class {
+        class::Q4_0 | class::Q4_1 | class::Q2K | class::Q3K | class::Q4K => 16,
+        _ => 32,
     };
-    // Four parts for each thread.
-    let share = |bytes: usize| if parts > 4 * SPAN { bytes / parts * 4 * SPAN } else { bytes };
-    // SAFETY: inside the row.
-    unsafe {
-        prefetch_lines::<SPAN>(m.quants.add(row * quants), share(quants), t);
-        prefetch_lines::<SPAN>(m.factors.add(row * factors), share(factors), t);
-        prefetch_lines::<SPAN>(m.scales.add(row * scales), share(scales), t);
-    }
-}
-
-/// The lines of 128 bytes from `from` on, shared out to `SPAN` threads.
-#[inline(always)]
-unsafe fn prefetch_lines<const SPAN: usize>(from: *const u8, bytes: usize, t: usize) {
+    let row_bytes = parts * bytes;
+    // A line of 128 bytes each.
     let mut at = t * 128;
-    while at < bytes {
-        // SAFETY: the caller's bytes; a prefetch writes no register.
-        unsafe { ptx_asm!("prefetch.global.L2 [%0];", in("l") from.add(at), clobber("memory")) };
+    while at < row_bytes && at < SPAN * 4 * bytes {
+        // SAFETY: inside the row; a prefetch writes no register.
+        unsafe {
+            let address = m.quants.add(row * row_bytes + at);
+            ptx_asm!("prefetch.global.L2 [%0];", in("l") address, clobber("memory"));
+        }
         at += SPAN * 128;
     }
 }
