@@ -133,9 +133,9 @@ impl Repin {
             _ if self.check => pin.source.revision.clone(),
             Some(name) => match name.parse() {
                 Ok(revision) => revision,
-                Err(_) => resolve(name, repository, &origin, env)?,
+                Err(_) => self.resolve(name, repository, &origin, env)?,
             },
-            None => resolve("HEAD", repository, &origin, env)?,
+            None => self.resolve("HEAD", repository, &origin, env)?,
         };
         let scratch = Folder::temporary("kiln-pin-")?;
         let tree = scratch.path().join("tree");
@@ -190,6 +190,17 @@ impl Repin {
             report.notes.push("comments in PROVENANCE were kept: see whether they are still true".to_owned());
         }
         Ok(())
+    }
+
+    fn resolve(&self, name: &str, repository: &Repository, origin: &Origin, env: &Env) -> Result<Revision> {
+        if self.offline && matches!(origin, Origin::Repository) {
+            return Err(Error::new(
+                &source::OFFLINE,
+                format!("only {repository} can say which revision {name} is, and --offline forbids to ask it"),
+            )
+            .hint("give the full commit name, or a git repository with --source"));
+        }
+        resolve(name, repository, origin, env)
     }
 
     /// The crates from git of the candidate's lock file.
