@@ -64,7 +64,7 @@ pub struct Repin {
     #[arg(long)]
     write: bool,
 
-    /// Use no network
+    /// Use no network [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
 
@@ -140,7 +140,13 @@ impl Repin {
         let scratch = Folder::temporary("kiln-pin-")?;
         let tree = scratch.path().join("tree");
         let store = store::locate(&self.common, workspace, env)?;
-        let making = source::Making { store: &store, origin: &origin, offline: self.offline, env, progress };
+        let making = source::Making {
+            store: &store,
+            origin: &origin,
+            offline: env.is_offline(self.offline),
+            env,
+            progress,
+        };
         source::take(repository, &revision, &tree, scratch.path(), &making)?;
         let mut candidate = Candidate::examine(&tree, repository, &revision, &patches)?;
 
@@ -193,10 +199,12 @@ impl Repin {
     }
 
     fn resolve(&self, name: &str, repository: &Repository, origin: &Origin, env: &Env) -> Result<Revision> {
-        if self.offline && matches!(origin, Origin::Repository) {
+        if env.is_offline(self.offline) && matches!(origin, Origin::Repository) {
             return Err(Error::new(
                 &source::OFFLINE,
-                format!("only {repository} can say which revision {name} is, and --offline forbids to ask it"),
+                format!(
+                    "only {repository} can say which revision {name} is, and --offline forbids to ask it"
+                ),
             )
             .hint("give the full commit name, or a git repository with --source"));
         }
@@ -232,7 +240,7 @@ impl Repin {
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let (store, toolchain) = (plan.store.require()?, plan.rustc.require()?);
         let scratch = Folder::temporary("kiln-pin-")?;
-        let offline = self.offline;
+        let offline = env.is_offline(self.offline);
         let collecting = Collecting { store, pin, upstream, workspace, toolchain, offline, env, progress };
         vendor::git_crates(&locks, scratch.path(), &collecting)?;
         vendor::hashes(scratch.path())
