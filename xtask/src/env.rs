@@ -61,6 +61,11 @@ pub struct Env {
 }
 
 impl Env {
+    /// Whether the network must not be used: by the flag of a verb, or by KILN_OFFLINE.
+    pub fn is_offline(&self, flag: bool) -> bool {
+        flag || self.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")))
+    }
+
     /// The environment of this process.
     pub fn of_process() -> Self {
         Env { variables: std::env::vars_os().collect(), cwd: std::env::current_dir().ok() }

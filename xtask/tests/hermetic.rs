@@ -594,6 +594,13 @@ fn pin_needs_something_to_do_and_a_revision_that_exists() {
     world.run(&["pin"]).exits(1);
     let upstream = world.path("upstream").display().to_string();
     world.run(&["pin", "main", "--source", &upstream]).exits(1).says("error[KILN-0261]");
+    // Asking the repository would be a use of the network.
+    for asked in ["--upstream-latest", "main"] {
+        world.run(&["pin", asked, "--offline"]).exits(1).says("--offline forbids to ask it");
+        let mut command = world.command(&["pin", asked]);
+        let run = finished(command.env("KILN_OFFLINE", "1").output().unwrap());
+        run.exits(1).says("--offline forbids to ask it");
+    }
     let empty = world.path("empty");
     fs::create_dir(&empty).unwrap();
     let run = world.run(&["pin", NEXT, "--source", empty.to_str().unwrap()]);

@@ -282,7 +282,12 @@ fn libnvvm_makes_the_ptx_and_the_program_holds_it() {
     assert!(gates.stdout.contains("skipped  toolchain/ptx-record: PROVENANCE has no "), "{}", gates.stdout);
     assert!(gates.stdout.contains("green    toolchain/ptx-reproducible"), "{}", gates.stdout);
     assert!(gates.stdout.contains("green    device/kquant"), "{}", gates.stdout);
-    assert!(gates.stdout.contains(" red=0 skipped=2 "), "{}", gates.stdout);
+    assert!(
+        gates.stdout.contains("skipped  toolchain/bundle-offline: --llc libnvvm is given"),
+        "{}",
+        gates.stdout
+    );
+    assert!(gates.stdout.contains(" red=0 skipped=3 "), "{}", gates.stdout);
 
     // The kernels are checked as llc's are, and the library is held to the architecture.
     world

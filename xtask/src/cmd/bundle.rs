@@ -38,7 +38,7 @@ pub struct Bundle {
     #[arg(long)]
     with_backend: bool,
 
-    /// Use no network: all crates must be in the store or in CARGO_HOME
+    /// Use no network: all crates must be in the store or in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
 
@@ -88,7 +88,7 @@ impl Bundle {
             upstream: &upstream,
             workspace,
             toolchain,
-            offline: self.offline,
+            offline: env.is_offline(self.offline),
             env,
             progress: progress.as_ref(),
         };

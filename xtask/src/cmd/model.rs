@@ -112,8 +112,7 @@ impl Model {
         let store = Store::locate(self.common.store.as_deref(), remembered, workspace, env)?
             .with_patience(self.common.lock_limit());
         let wheel = self.wheel.as_deref().map(|path| env.absolute(path)).transpose()?;
-        let offline = self.offline
-            || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
+        let offline = env.is_offline(self.offline);
         let progress = progress::on_stderr("model", self.common.quiet);
         let making =
             Making { store: &store, wheel: wheel.as_deref(), offline, env, progress: progress.as_ref() };

@@ -64,7 +64,7 @@ pub struct Repin {
     #[arg(long)]
     write: bool,
 
-    /// Use no network
+    /// Use no network [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
 
@@ -133,14 +133,20 @@ impl Repin {
             _ if self.check => pin.source.revision.clone(),
             Some(name) => match name.parse() {
                 Ok(revision) => revision,
-                Err(_) => resolve(name, repository, &origin, env)?,
+                Err(_) => self.resolve(name, repository, &origin, env)?,
             },
-            None => resolve("HEAD", repository, &origin, env)?,
+            None => self.resolve("HEAD", repository, &origin, env)?,
         };
         let scratch = Folder::temporary("kiln-pin-")?;
         let tree = scratch.path().join("tree");
         let store = store::locate(&self.common, workspace, env)?;
-        let making = source::Making { store: &store, origin: &origin, offline: self.offline, env, progress };
+        let making = source::Making {
+            store: &store,
+            origin: &origin,
+            offline: env.is_offline(self.offline),
+            env,
+            progress,
+        };
         source::take(repository, &revision, &tree, scratch.path(), &making)?;
         let mut candidate = Candidate::examine(&tree, repository, &revision, &patches)?;
 
@@ -192,6 +198,19 @@ impl Repin {
         Ok(())
     }
 
+    fn resolve(&self, name: &str, repository: &Repository, origin: &Origin, env: &Env) -> Result<Revision> {
+        if env.is_offline(self.offline) && matches!(origin, Origin::Repository) {
+            return Err(Error::new(
+                &source::OFFLINE,
+                format!(
+                    "only {repository} can say which revision {name} is, and --offline forbids to ask it"
+                ),
+            )
+            .hint("give the full commit name, or a git repository with --source"));
+        }
+        resolve(name, repository, origin, env)
+    }
+
     /// The crates from git of the candidate's lock file.
     fn hash_git_crates(
         &self,
@@ -221,7 +240,7 @@ impl Repin {
         let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
         let (store, toolchain) = (plan.store.require()?, plan.rustc.require()?);
         let scratch = Folder::temporary("kiln-pin-")?;
-        let offline = self.offline;
+        let offline = env.is_offline(self.offline);
         let collecting = Collecting { store, pin, upstream, workspace, toolchain, offline, env, progress };
         vendor::git_crates(&locks, scratch.path(), &collecting)?;
         vendor::hashes(scratch.path())

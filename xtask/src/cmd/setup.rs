@@ -105,9 +105,7 @@ impl Setup {
     /// Whatever stands in the way; what was published before stays and is used by the next run.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let progress = progress::on_stderr("setup", self.common.quiet);
-        let offline = self.offline
-            || self.bundle.is_some()
-            || env.var("KILN_OFFLINE").is_some_and(|value| matches!(value.to_str(), Some("1" | "true")));
+        let offline = self.bundle.is_some() || env.is_offline(self.offline);
         let bundle = self.bundle.as_ref().map(|path| env.absolute(path)).transpose()?;
         let origin = match (&self.source, &bundle) {
             (Some(path), _) => Origin::of(&env.absolute(path)?)?,

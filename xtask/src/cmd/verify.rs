@@ -50,7 +50,7 @@ pub struct Verify {
     #[arg(long, value_name = "sm_NN[a|f]")]
     arch: Vec<String>,
 
-    /// Use no network: with --rebuild, the crates must be in the store or in CARGO_HOME
+    /// Use no network: with --rebuild, the crates must be in the store or in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
     offline: bool,
 
@@ -199,7 +199,7 @@ impl Verify {
             upstream: &upstream,
             workspace,
             toolchain,
-            offline: self.offline,
+            offline: env.is_offline(self.offline),
             env,
             progress,
         };

@@ -23,6 +23,12 @@ const VERB_LIMIT: Duration = Duration::from_secs(3600);
 const UNSHARE: [&str; 3] = ["-r", "-n", "--"];
 
 pub(super) fn bundle(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+    if world.plan().by_libnvvm {
+        return Ok(Outcome::Skipped {
+            reason: "--llc libnvvm is given, and the load check of a setup needs an llc".to_owned(),
+            run: "cargo xtask gate toolchain/bundle-offline".to_owned(),
+        });
+    }
     if let Some(why) = no_namespace() {
         let run = "cargo xtask gate toolchain/bundle-offline on a machine that allows `unshare -rn true`";
         return Ok(Outcome::Skipped { reason: why, run: run.to_owned() });
@@ -160,7 +166,7 @@ fn run(
     let plan = world.plan();
     command.arg("--json").arg("--store").arg(store);
     command.arg("--toolchain").arg(&plan.rustc.require()?.sysroot);
-    command.arg("--llc").arg(&plan.llc.require()?.llc.path);
+    command.arg("--llc").arg(&plan.tools()?.llc.path);
     let line: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
     let line = line.join(" ");
     Ok(match process::output(&mut command, VERB_LIMIT) {
