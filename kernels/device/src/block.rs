@@ -6,6 +6,18 @@ use kiln_kernels::{Arith, LANES, NAN, canonical, math};
 use crate::arith::Device;
 use crate::layout::{Activations, PART, PartMeta, meta_place, quant_place};
 
+/// For each number below 16, unrolled: an array that is indexed by it stays in registers.
+macro_rules! each_output {
+    ($n:ident => $body:expr) => {
+        each_output!(@ $n $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $n:ident $body:expr, $($number:literal)*) => {{ $({
+        const $n: usize = $number;
+        $body
+    })* }};
+}
+pub(crate) use each_output;
+
 /// Lets the next launch begin, and waits until the ones before it are done and what they wrote can be seen.
 ///
 /// Every entry of the forward pass calls it before it reads what another one writes. What comes before it may only touch

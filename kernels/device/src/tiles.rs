@@ -12,9 +12,9 @@ use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, thread
 use kiln_kernels::{Arith, canonical};
 
 use crate::arith::Device;
-use crate::block::{begin, thread_index};
+use crate::block::{begin, each_output, thread_index};
 use crate::layout::{Matrix, PART, PartMeta, RowsArgs, TILE, class};
-use crate::row::{self, Class, Wide};
+use crate::row::{self, Class, Fragment, Wide};
 use crate::rows::finish;
 
 /// Threads of a block.
@@ -95,8 +95,8 @@ struct Pair {
     y: u32,
 }
 
-/// Four results of a thread: rows g and g + 8, two columns each.
-type Four = [f32; 4];
+/// A chain of each of a thread's 16 outputs: of four groups of 8 columns, rows g and g + 8, two columns each.
+type Chains = [f32; 16];
 
 /// A warp's sums of its parts, into `shared[w][row][column]`.
 ///
@@ -119,9 +119,8 @@ pub(crate) unsafe fn partials<C: Class>(
     let row_a = if base + g < last { base + g } else { last };
     let row_b = if base + g + 8 < last { base + g + 8 } else { last };
     let a = Device;
-    let zero = [0f32; 4];
-    // Chains 0 to 3 of four groups of 8 columns: each in variables of its own, so that they stay in registers.
-    let (mut c0, mut c1, mut c2, mut c3) = ([zero; 4], [zero; 4], [zero; 4], [zero; 4]);
+    let zero: Chains = [0f32; 16];
+    let (mut c0, mut c1, mut c2, mut c3) = (zero, zero, zero, zero);
     let mut part = w;
     // SAFETY: rows are clamped, columns padded, parts below their number.
     unsafe {
@@ -140,17 +139,11 @@ pub(crate) unsafe fn partials<C: Class>(
         }
         let local = base % TILE;
         let out = shared.add(w * TILE * TILE);
-        let mut n = 0;
-        while n < 4 {
-            let mut i = 0;
-            while i < 4 {
-                let sum = a.add(a.add(c0[n][i], c2[n][i]), a.add(c1[n][i], c3[n][i]));
-                let (r, c) = (local + g + i / 2 * 8, 8 * n + 2 * t + i % 2);
-                *out.add(r * TILE + c) = sum;
-                i += 1;
-            }
-            n += 1;
-        }
+        each_output!(N => {
+            let sum = a.add(a.add(c0[N], c2[N]), a.add(c1[N], c3[N]));
+            let (r, c) = (local + g + N % 4 / 2 * 8, N / 4 * 8 + 2 * t + N % 2);
+            *out.add(r * TILE + c) = sum;
+        });
     }
 }
 
@@ -163,8 +156,8 @@ unsafe fn step<C: Class>(
     column: usize,
     part: usize,
     [g, t]: [usize; 2],
-    chains: [Four; 4],
-) -> [Four; 4] {
+    p: Chains,
+) -> Chains {
     let parts = m.columns as usize / PART;
     // SAFETY: the caller's rows, columns and part.
     unsafe {
@@ -172,32 +165,45 @@ unsafe fn step<C: Class>(
             row::fragment::<C>(m, rows[0] * parts + part, t),
             row::fragment::<C>(m, rows[1] * parts + part, t),
         );
-        let mut out = chains;
-        let mut n = 0;
-        while n < 4 {
-            let at = (column / 8 + n) * parts + part;
-            let Pair { x, y } = *(args.x.quants as *const Pair).add(at * 32 + 4 * g + t);
-            let y = [x, y];
-            let (low, high) = if C::META == 3 || C::META == 4 {
-                (
-                    mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, 0, 0], y),
-                    mma_m16n8k32_s32_s8([0; 4], [0, 0, a.high, b.high], y),
-                )
-            } else {
-                (mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, a.high, b.high], y), [0; 4])
-            };
-            let [scale0, sums0, scale1, sums1] = (*(args.x.meta as *const Wide).add(at * 4 + t)).words();
-            let left = PartMeta { scale: f32::from_bits(scale0), sums: sums0 };
-            let right = PartMeta { scale: f32::from_bits(scale1), sums: sums1 };
-            let p = out[n];
-            out[n] = [
-                row::accumulate::<C>(a.factors, a.scale, a.min, left, low[0], high[0], p[0]),
-                row::accumulate::<C>(a.factors, a.scale, a.min, right, low[1], high[1], p[1]),
-                row::accumulate::<C>(b.factors, b.scale, b.min, left, low[2], high[2], p[2]),
-                row::accumulate::<C>(b.factors, b.scale, b.min, right, low[3], high[3], p[3]),
-            ];
-            n += 1;
-        }
-        out
+        let at = column / 8 * parts + part;
+        let v = group::<C>(args, a, b, at, [g, t], [p[0], p[1], p[2], p[3]]);
+        let w = group::<C>(args, a, b, at + parts, [g, t], [p[4], p[5], p[6], p[7]]);
+        let x = group::<C>(args, a, b, at + 2 * parts, [g, t], [p[8], p[9], p[10], p[11]]);
+        let y = group::<C>(args, a, b, at + 3 * parts, [g, t], [p[12], p[13], p[14], p[15]]);
+        [v[0], v[1], v[2], v[3], w[0], w[1], w[2], w[3], x[0], x[1], x[2], x[3], y[0], y[1], y[2], y[3]]
+    }
+}
+
+/// The same for one group of 8 columns, whose part is number `at` of all groups' parts.
+#[inline(always)]
+unsafe fn group<C: Class>(
+    args: &RowsArgs,
+    a: Fragment,
+    b: Fragment,
+    at: usize,
+    [g, t]: [usize; 2],
+    p: [f32; 4],
+) -> [f32; 4] {
+    // SAFETY: the caller's part.
+    unsafe {
+        let Pair { x, y } = *(args.x.quants as *const Pair).add(at * 32 + 4 * g + t);
+        let y = [x, y];
+        let (low, high) = if C::META == 3 || C::META == 4 {
+            (
+                mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, 0, 0], y),
+                mma_m16n8k32_s32_s8([0; 4], [0, 0, a.high, b.high], y),
+            )
+        } else {
+            (mma_m16n8k32_s32_s8([0; 4], [a.low, b.low, a.high, b.high], y), [0; 4])
+        };
+        let [scale0, sums0, scale1, sums1] = (*(args.x.meta as *const Wide).add(at * 4 + t)).words();
+        let left = PartMeta { scale: f32::from_bits(scale0), sums: sums0 };
+        let right = PartMeta { scale: f32::from_bits(scale1), sums: sums1 };
+        [
+            row::accumulate::<C>(a.factors, a.scale, a.min, left, low[0], high[0], p[0]),
+            row::accumulate::<C>(a.factors, a.scale, a.min, right, low[1], high[1], p[1]),
+            row::accumulate::<C>(b.factors, b.scale, b.min, left, low[2], high[2], p[2]),
+            row::accumulate::<C>(b.factors, b.scale, b.min, right, low[3], high[3], p[3]),
+        ]
     }
 }

@@ -17,7 +17,7 @@ use cuda_device::{DynamicSharedArray, cuda_module, kernel, launch_bounds, ptx_as
 use kiln_kernels::{Arith, canonical};
 
 use crate::arith::Device;
-use crate::block::{begin, thread_index};
+use crate::block::{begin, each_output, thread_index};
 use crate::layout::{Matrix, PART, PartMeta, RowsArgs, TILE, class};
 use crate::row::{self, Class, Wide, unpack_sums};
 use crate::rows::finish;
@@ -103,17 +103,6 @@ pub mod entries {
             }
         }
     }
-}
-
-/// For each number below 16, unrolled: an array that is indexed by it stays in registers.
-macro_rules! each_output {
-    ($n:ident => $body:expr) => {
-        each_output!(@ $n $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $n:ident $body:expr, $($number:literal)*) => {{ $({
-        const $n: usize = $number;
-        $body
-    })* }};
 }
 
 /// A thread's 16 outputs: of two times two tensor core tiles of 16 rows by 8 columns, four each.
