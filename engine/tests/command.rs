@@ -121,8 +121,8 @@ fn a_reader_that_leaves_early_is_no_failure() {
 /// Sends the signal of Ctrl-C.
 #[cfg(unix)]
 fn interrupt(child: &std::process::Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill starts");
-    assert!(sent.success());
+    use rustix::process::{Pid, Signal, kill_process};
+    kill_process(Pid::from_child(child), Signal::INT).expect("the signal is sent");
 }
 
 #[cfg(unix)]

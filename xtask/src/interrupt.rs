@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
+#[cfg(unix)]
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -176,9 +177,11 @@ fn tidy() {
 }
 
 /// The longest time between a signal and the end.
+#[cfg(unix)]
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Removes `paths`. Programs that got the signal, too, may still be writing for a moment.
+#[cfg(unix)]
 fn remove(paths: &[PathBuf]) {
     for _ in 0..20 {
         let mut left = false;
