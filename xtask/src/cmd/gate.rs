@@ -7,14 +7,13 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use crate::arch::Arch;
-use crate::cli::Common;
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::{Error, Result};
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
 use crate::gate::{self, Gate as Check, Need, Outcome, Plant, World};
-use crate::output;
-use crate::plan::Request;
+use crate::machine::arch::Arch;
+use crate::report::decision::Thoroughness;
+use crate::report::error::{Error, Result};
+use crate::report::output;
 
 crate::codes! {
     NO_GATE = "KILN-0140", Machine, "no gate has that name",
@@ -107,7 +106,7 @@ impl Gate {
         if self.list {
             return self.print_list(&gates);
         }
-        let request = Request::new(&self.common, Thoroughness::First);
+        let request = self.common.request(Thoroughness::First);
         let world = World::new(workspace, env, &request, &archs, !self.arch.is_empty());
         let plant = if self.plant.is_some() { Plant::On } else { Plant::Off };
         let started = Instant::now();

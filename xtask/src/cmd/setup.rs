@@ -7,26 +7,27 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::backend;
-use crate::bundle::Bundle;
-use crate::checkout::{self, LINK};
-use crate::checkpoint;
-use crate::cli::Common;
-use crate::cuda_wheels;
-use crate::decision::{Problem, Thoroughness};
-use crate::env::Env;
-use crate::error::{ACCESS, Error, READ_ONLY, Result};
-use crate::hash::Sha256;
-use crate::host_config;
-use crate::inventory;
-use crate::output;
-use crate::plan::{self, Pins, Plan, Request};
-use crate::progress::{self, Progress};
-use crate::roots::Root;
-use crate::selection::Selection;
+use crate::backend::checkout::{self, LINK};
+use crate::backend::host_config;
+use crate::base::checkpoint;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::cmd::cli::Common;
+use crate::machine::toolchain::{NO_RUSTC_DEV, Toolchain};
+use crate::plan::Plan;
+use crate::report::decision::{Problem, Thoroughness};
+use crate::report::error::{ACCESS, Error, READ_ONLY, Result};
+use crate::report::output;
+use crate::report::progress::{self, Progress};
+use crate::source::bundle::Bundle;
+use crate::source::cuda_wheels;
+use crate::source::pinned::Pins;
+use crate::source::vendor::{self, Locks};
 use crate::source::{self, Origin};
+use crate::store::inventory;
+use crate::store::roots::Root;
+use crate::store::selection::Selection;
 use crate::store::{Kind, Store};
-use crate::toolchain::{NO_RUSTC_DEV, Toolchain};
-use crate::vendor::{self, Locks};
 
 /// Fetch, verify, patch and build the pinned backend, and configure this checkout for it
 ///
@@ -112,7 +113,7 @@ impl Setup {
             (None, Some(path)) => Origin::Archive(path.clone()),
             (None, None) => Origin::Repository,
         };
-        let request = Request::new(&self.common, Thoroughness::First);
+        let request = self.common.request(Thoroughness::First);
         let mut plan = Plan::resolve(&request, workspace, env);
         if !self.dry_run && !offline && add_rustc_dev(&plan, env, progress.as_ref())? {
             plan = Plan::resolve(&request, workspace, env);
@@ -238,7 +239,7 @@ impl Setup {
         checkpoint::pass("configuring", env);
         let written = host_config::write(
             &checkout::host_config_path(workspace),
-            &plan::host_config(&backend, flags, toolchain),
+            &checkout::host_config_of(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
             progress.warn(warning);

@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::toolchain::tail;
+use super::tail;
 use super::{Gate, Need, Outcome, Plant, World};
-use crate::arch::Arch;
-use crate::cmd::build::{self, GpuBuild};
-use crate::error::Result;
-use crate::model;
-use crate::process::{self, Failure};
-use crate::progress::{self, Silent};
+use crate::base::process::{self, Failure};
+use crate::build::gpu::{self, GpuBuild};
+use crate::machine::arch::Arch;
+use crate::report::error::Result;
+use crate::report::progress::{self, Silent};
+use crate::source::model;
 
 const CARD: &[Need] = &[Need::Card];
 
@@ -130,9 +130,7 @@ fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
     let skip = |reason: String, arch: Option<Arch>| {
         let path = arch.map_or_else(
             || "target/device/sm_NN/release/kiln".into(),
-            |arch| {
-                build::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string()
-            },
+            |arch| gpu::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string(),
         );
         Outcome::Skipped { reason, run: format!("{path} {}", arguments.join(" ")) }
     };
@@ -220,7 +218,7 @@ fn fetched(world: &World<'_>, name: &str) -> Option<PathBuf> {
 
 /// The binary for `arch`: built now where that is possible, else as it was copied here; or why there is none.
 fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> {
-    let path = build::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
+    let path = gpu::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
     match world.plan().problem() {
         None => {
             let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;

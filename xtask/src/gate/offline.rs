@@ -10,11 +10,10 @@ use std::time::Duration;
 use fs_err as fs;
 
 use super::scratch::{self, Extent};
-use super::toolchain::{built, one_arch, tail};
-use super::{Outcome, Plant, World, unprepared};
-use crate::error::{BUG, Error, Result};
-use crate::interrupt::Folder;
-use crate::process;
+use super::{Outcome, Plant, World, built, one_arch, tail, unprepared};
+use crate::base::interrupt::Folder;
+use crate::base::process;
+use crate::report::error::{BUG, Error, Result};
 
 /// The time that one verb may take on a busy machine.
 const VERB_LIMIT: Duration = Duration::from_secs(3600);

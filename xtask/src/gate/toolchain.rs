@@ -10,17 +10,23 @@ use fs_err as fs;
 
 use super::offline;
 use super::scratch::{Extent, Scratch};
-use super::{Gate, Need, Outcome, Plant, World, refused};
-use crate::arch::Arch;
-use crate::cmd::build::{Built, GpuBuild};
-use crate::cmd::ptx;
-use crate::error::{Error, Result};
-use crate::interrupt::Folder;
+use super::{Gate, Need, Outcome, Plant, World, built, one_arch, refused, tail};
+use crate::backend;
+use crate::backend::checkout;
+use crate::backend::host_config;
+use crate::base::interrupt::Folder;
+use crate::base::process;
+use crate::build::gpu::{Built, GpuBuild};
+use crate::build::recorded;
+use crate::machine::arch::Arch;
+use crate::machine::llc;
+use crate::pins;
 use crate::plan::{Plan, Request};
-use crate::process;
-use crate::progress::Silent;
 use crate::ptx::record::NOT_RECORDED;
-use crate::{backend, checkout, host_config, llc, pin, source};
+use crate::report::error::Result;
+use crate::report::progress::Silent;
+use crate::source;
+use crate::store::record;
 
 const BACKEND: &[Need] = &[Need::Backend];
 
@@ -139,10 +145,6 @@ fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     })
 }
 
-pub(super) fn built(plan: &Plan, arch: Arch, world: &World<'_>) -> Result<Built> {
-    GpuBuild::prepare(plan, &BTreeSet::from([arch]), world.env, &Silent)?.build(&arch)
-}
-
 fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
     let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
     let built = gpu.build(&arch)?;
@@ -158,12 +160,6 @@ fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
         entries += gpu.check(&arch, path, &text)?.entries.len();
     }
     Ok(Outcome::green(format!("{} PTX files, {entries} entries", built.ptx.len())))
-}
-
-/// The architecture of gates for which one is enough.
-pub(super) fn one_arch(world: &World<'_>) -> Result<Arch> {
-    let last = world.archs.last().copied();
-    last.ok_or_else(|| Error::new(&crate::error::BUG, "there is no architecture to build for"))
 }
 
 /// The time that a self-test may take on a busy machine.
@@ -191,16 +187,9 @@ fn starts_without_driver(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     }
 }
 
-/// The last lines of a long output.
-pub(super) fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let from = lines.len().saturating_sub(12);
-    lines.get(from..).unwrap_or_default().iter().map(|line| format!("{line}\n")).collect()
-}
-
 fn ptx_record(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     let compared =
-        ptx::compare_builds(world.workspace, world.plan(), world.archs, plant == Plant::On, world.env);
+        recorded::compare_builds(world.workspace, world.plan(), world.archs, plant == Plant::On, world.env);
     match compared {
         Ok(found) if found.is_empty() => Ok(Outcome::green("as recorded")),
         Ok(found) => Ok(Outcome::red(found.join("\n"))),
@@ -256,7 +245,7 @@ fn refuses_swapped_backend(world: &World<'_>, plant: Plant) -> Result<Outcome> {
         file.write_all(&[last[0] ^ 1])?;
         file.file().set_modified(modified)?;
     }
-    Ok(refused(scratch.start(&BTreeSet::new(), None), &backend::CHANGED))
+    Ok(refused(scratch.start(&BTreeSet::new(), None), &record::CHANGED))
 }
 
 fn refuses_edited_source(world: &World<'_>, plant: Plant) -> Result<Outcome> {
@@ -275,9 +264,9 @@ fn refuses_edited_patch(world: &World<'_>, plant: Plant) -> Result<Outcome> {
         return Ok(Outcome::red("PROVENANCE lists no patch that could be edited"));
     };
     if plant == Plant::Off {
-        append(&scratch.workspace.join(pin::PATCH_FOLDER).join(patch.file.as_str()))?;
+        append(&scratch.workspace.join(pins::PATCH_FOLDER).join(patch.file.as_str()))?;
     }
-    Ok(refused(scratch.start(&BTreeSet::new(), None), &pin::PATCH_CHANGED))
+    Ok(refused(scratch.start(&BTreeSet::new(), None), &pins::PATCH_CHANGED))
 }
 
 fn append(path: &Path) -> Result<()> {

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::hash::Sha256;
+use crate::base::hash::Sha256;
 
 /// A PTX file, split into entries.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,1215 @@
+//! The host flags that Cargo itself would pass to rustc in this workspace, each with the place it comes from; and
+//! the compiler overrides that are set around it.
+//!
+//! cargo-oxide sets `CARGO_ENCODED_RUSTFLAGS`, which makes Cargo ignore every `rustflags` of its config files. So
+//! they are resolved here, by Cargo 1.95's rules, and handed on. `cargo-config2` finds the files, `cargo-platform`
+//! (Cargo's own crate) evaluates `cfg(...)` tables. Merging is done here because three things that Cargo does are
+//! not in `cargo-config2` 0.1.45: `include`, `cfg(debug_assertions)` (which holds), and cfg tables that depend on
+//! the flags themselves. What only nightly Cargo reads (`[host]`, `target-applies-to-host`, `--config`) is left out.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cargo_platform::{Cfg, CfgExpr};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::base::env::Env;
+use crate::base::process::{self, Failure};
+use crate::base::toml_context::{Table, excerpt};
+use crate::codes;
+use crate::report::error::{Error, Result};
+
+codes! {
+    CARGO_CONFIG_INVALID = "KILN-0210", Machine, "a Cargo config file is not valid",
+        "Cargo's config files (`.cargo/config.toml` in this folder and every folder above it, and in Cargo's home) \
+         are read for the host flags. Cargo itself refuses this file, too. The message shows the line.";
+    CARGO_CONFIG_CLASH = "KILN-0211", Machine, "two Cargo config files give one key different types",
+        "Cargo joins arrays of several config files, and lets the nearest string win; it refuses to merge a string \
+         with an array, and so does kiln. Write `rustflags` as an array in both files.";
+    CFG_QUERY = "KILN-0212", Machine, "rustc cannot tell which cfg tables apply",
+        "A Cargo config file has flags under `[target.'cfg(...)']`. Whether they apply is asked from the \
+         pinned rustc, with the other host flags, as Cargo does. rustc did not answer; usually one of the \
+         flags is wrong, and Cargo fails with the same message. Mend the flag, or the path of rustc that the \
+         message shows.";
+}
+
+/// The host flags, in the order in which rustc gets them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostFlags {
+    /// One argument each; no element is empty.
+    pub flags: Vec<String>,
+    /// Where they come from, in the same order: the elements' flags joined are [`HostFlags::flags`].
+    pub origin: Vec<Origin>,
+    /// What a reader of the config files would not expect, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Some of the flags and the place that they come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The file or variable.
+    pub place: Place,
+    /// The key as Cargo names it, such as `target.x86_64-unknown-linux-gnu.rustflags`; a variable's own name.
+    pub key: String,
+    /// The flags, one argument each.
+    pub flags: Vec<String>,
+}
+
+/// Where a setting is written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// A Cargo config file.
+    File(PathBuf),
+    /// An environment variable.
+    Variable(String),
+}
+
+/// A setting that puts another program in rustc's place, or in front of it. Builds of kiln clear them all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// What is replaced.
+    pub setting: Setting,
+    /// Where it is written.
+    pub place: Place,
+    /// The key as Cargo names it; a variable's own name.
+    pub key: String,
+    /// The value as written; empty switches a wrapper off.
+    pub value: String,
+    /// The program that Cargo would run: absolute, or a bare name that is looked up on PATH.
+    pub program: PathBuf,
+    /// Whether it is the one that wins among those of the same setting.
+    pub effective: bool,
+    /// Why Cargo could not run it.
+    pub problem: Option<String>,
+}
+
+/// What an [`Override`] replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// The compiler.
+    Rustc,
+    /// The program that is run with the compiler as its first argument.
+    RustcWrapper,
+    /// The same, for the workspace's own crates.
+    RustcWorkspaceWrapper,
+}
+
+/// The Cargo config files that count for a workspace, and the environment that overrides them.
+#[derive(Debug)]
+pub struct CargoConfig<'a> {
+    env: &'a Env,
+    /// Lowest priority first.
+    layers: Vec<Layer>,
+    warnings: Vec<String>,
+}
+
+/// The host flags that Cargo would use for `host` in the workspace at `root`. `rustc` is the pinned compiler's
+/// path; it is run only when a `cfg(...)` table has flags.
+///
+/// # Errors
+/// A config file is unreadable, invalid or clashes with another one, or rustc refuses the flags.
+pub fn host_flags(root: &Path, env: &Env, rustc: &Path, host: &str) -> Result<HostFlags> {
+    CargoConfig::load(root, env)?.host_flags(rustc, host)
+}
+
+impl<'a> CargoConfig<'a> {
+    /// Reads the config files that Cargo would read in `root`: those of its physical parents, then Cargo's home.
+    ///
+    /// # Errors
+    /// A file is unreadable ([`crate::report::error::ACCESS`]) or invalid ([`CARGO_CONFIG_INVALID`]).
+    pub fn load(root: &Path, env: &'a Env) -> Result<Self> {
+        let physical = fs_err::canonicalize(root)?;
+        let mut config = CargoConfig { env, layers: Vec::new(), warnings: Vec::new() };
+        let home = cargo_home(env, &mut config.warnings)?;
+        // Cargo compares the real folders, so that a home that is also a parent counts once.
+        let home = home.map(|home| home.canonicalize().unwrap_or(home)).filter(|home| {
+            !physical
+                .ancestors()
+                .any(|folder| folder.join(".cargo").canonicalize().is_ok_and(|parent| parent == *home))
+        });
+        let mut files: Vec<_> = cargo_config2::Walk::with_cargo_home(&physical, home).collect();
+        files.reverse();
+        for file in files {
+            config.warn_of_legacy_name(&file);
+            config.read(&file, &mut BTreeSet::new())?;
+        }
+        Ok(config)
+    }
+
+    /// The flags for `host`, see [`host_flags`].
+    ///
+    /// # Errors
+    /// Two files clash ([`CARGO_CONFIG_CLASH`]), or rustc refuses the flags ([`CFG_QUERY`]).
+    pub fn host_flags(&self, rustc: &Path, host: &str) -> Result<HostFlags> {
+        let mut warnings = self.warnings.clone();
+        self.warn_of_misplaced_keys(&mut warnings);
+        let tables = self.tables(host, &mut warnings)?;
+        let mut origin = match self.flags_of_environment(&mut warnings) {
+            Some(origin) => vec![origin],
+            None => self.flags_of_files(&tables, rustc, &mut warnings)?,
+        };
+        for origin in &mut origin {
+            let before = origin.flags.len();
+            origin.flags.retain(|flag| !flag.is_empty());
+            if origin.flags.len() != before {
+                warnings.push(format!("{origin}: an empty flag is left out; Cargo would fail on it"));
+            }
+            warnings.extend(origin.flags.iter().filter_map(|flag| doubtful(flag, origin)));
+        }
+        origin.retain(|origin| !origin.flags.is_empty());
+        let flags = origin.iter().flat_map(|origin| origin.flags.iter().cloned()).collect();
+        Ok(HostFlags { flags, origin, warnings })
+    }
+
+    /// Every compiler override that is set, by setting, the winning one first.
+    pub fn overrides(&self) -> Vec<Override> {
+        let search = self.env.search_path();
+        let cwd = self.env.cwd().ok();
+        let mut found = Vec::new();
+        for (setting, variables, key) in OVERRIDES {
+            let first = found.len();
+            for variable in *variables {
+                if let Some(value) = raw(self.env, variable) {
+                    let value = value.to_string_lossy().into_owned();
+                    let place = Place::Variable((*variable).to_owned());
+                    found.push(Override::new(*setting, place, variable, value, cwd, &search));
+                }
+            }
+            for layer in self.layers.iter().rev() {
+                if let Some(value) = layer.content.build.as_ref().and_then(|build| build.0.program(*setting))
+                {
+                    // Cargo takes the folder that holds `.cargo`.
+                    let base = layer.path.parent().and_then(Path::parent);
+                    let place = Place::File(layer.path.clone());
+                    found.push(Override::new(*setting, place, key, value.to_owned(), base, &search));
+                }
+            }
+            if let Some(winner) = found.get_mut(first) {
+                winner.effective = true;
+            }
+        }
+        found
+    }
+
+    fn warn_of_legacy_name(&mut self, file: &Path) {
+        if file.extension().is_some() {
+            return;
+        }
+        let modern = file.with_extension("toml");
+        let is_link_to_modern =
+            fs_err::read_link(file).is_ok_and(|to| Some(to.as_os_str()) == modern.file_name());
+        if is_link_to_modern {
+            return;
+        }
+        self.warnings.push(if modern.exists() {
+            format!("{} hides {}: Cargo reads the file without an ending", file.display(), modern.display())
+        } else {
+            format!("{} is an old name that Cargo warns about: rename it to config.toml", file.display())
+        });
+    }
+
+    /// Reads `file` after what it includes, so that its own values win.
+    fn read(&mut self, file: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<()> {
+        let bytes = match fs_err::read(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                let message = format!("{} is a folder, expected a config file", file.display());
+                return Err(Error::new(&CARGO_CONFIG_INVALID, message).hint("remove or rename the folder"));
+            }
+            read => read.map_err(|error| Error::from(error).hint("Cargo must read this file, too"))?,
+        };
+        let text = str::from_utf8(&bytes).map_err(|error| {
+            let message =
+                format!("{} is not UTF-8 text: wrong byte at offset {}", file.display(), error.valid_up_to());
+            Error::new(&CARGO_CONFIG_INVALID, message).hint("save the file as UTF-8")
+        })?;
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let invalid = |span: Range<usize>, message: &str| {
+            Error::new(&CARGO_CONFIG_INVALID, excerpt(file, text, span, message))
+                .hint("mend the file; Cargo refuses it, too")
+        };
+        let content: Content = toml::from_str(text)
+            .map_err(|error| invalid(error.span().unwrap_or_default(), error.message().trim_end()))?;
+
+        seen.insert(file.canonicalize().unwrap_or_else(|_| file.to_owned()));
+        for include in &content.include {
+            let (path, optional) = match include.get_ref() {
+                Include::Path(path) => (path, false),
+                Include::Table { path, optional } => (path, *optional),
+            };
+            if !path.ends_with(".toml") {
+                return Err(invalid(include.span(), "the path of an include must end in `.toml`"));
+            }
+            let path = file.parent().unwrap_or(Path::new("/")).join(path);
+            if optional && !path.exists() {
+                continue;
+            }
+            if seen.contains(&path.canonicalize().unwrap_or_else(|_| path.clone())) {
+                return Err(invalid(include.span(), "this file is included twice, or includes itself"));
+            }
+            self.read(&path, seen).map_err(|error| match error.code().id == crate::report::error::IO.id {
+                true => invalid(include.span(), "the included file cannot be read").cause(error),
+                false => error,
+            })?;
+        }
+        self.layers.push(Layer { path: file.to_owned(), content });
+        Ok(())
+    }
+
+    fn warn_of_misplaced_keys(&self, warnings: &mut Vec<String>) {
+        for layer in self.layers.iter().filter(|layer| layer.content.rustflags.is_some()) {
+            warnings.push(format!(
+                "{}: `rustflags` outside of a table has no effect; did you mean `[build]`?",
+                layer.path.display()
+            ));
+        }
+    }
+
+    /// Every table that has flags, merged over all files.
+    fn tables(&self, host: &str, warnings: &mut Vec<String>) -> Result<Tables> {
+        let names: BTreeSet<_> = self.layers.iter().flat_map(|layer| layer.content.target.keys()).collect();
+        let mut tables = Tables::default();
+        for name in names {
+            let key = if is_bare_key(name) {
+                format!("target.{name}.rustflags")
+            } else {
+                format!("target.'{name}'.rustflags")
+            };
+            // Merged even when it cannot apply, because Cargo refuses a clash anywhere.
+            let origin = self.merged(&key, |content| content.target.get(name)?.0.rustflags.as_ref())?;
+            if name == host {
+                tables.triple = origin;
+            } else if name.starts_with("cfg(") && origin.iter().any(|origin| !origin.flags.is_empty()) {
+                let expression = name.strip_prefix("cfg(").and_then(|rest| rest.strip_suffix(')'));
+                match expression.map(str::parse::<CfgExpr>) {
+                    Some(Ok(expression)) => tables.cfg.push((expression, origin)),
+                    // Cargo says nothing about such a table.
+                    _ => warnings.extend(origin.iter().map(|origin| {
+                        format!("{origin}: not a valid cfg expression, so Cargo ignores the table")
+                    })),
+                }
+            }
+        }
+        let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", host.to_uppercase().replace(['-', '.'], "_"));
+        tables.triple.extend(self.variable(&variable, warnings));
+        tables.build =
+            self.merged("build.rustflags", |content| content.build.as_ref()?.0.rustflags.as_ref())?;
+        tables.build.extend(self.variable("CARGO_BUILD_RUSTFLAGS", warnings));
+        Ok(tables)
+    }
+
+    /// One key over all files: arrays are joined, parents first; of strings the nearest wins.
+    fn merged(&self, key: &str, pick: impl Fn(&Content) -> Option<&StringList>) -> Result<Vec<Origin>> {
+        let mut merged: Vec<Origin> = Vec::new();
+        let mut before: Option<(&StringList, &Path)> = None;
+        for layer in &self.layers {
+            let Some(list) = pick(&layer.content) else { continue };
+            if let Some((other, path)) = before
+                && list.kind() != other.kind()
+            {
+                let message = format!(
+                    "`{key}` is {} in {} and {} in {}; Cargo cannot merge them",
+                    other.kind(),
+                    path.display(),
+                    list.kind(),
+                    layer.path.display()
+                );
+                return Err(
+                    Error::new(&CARGO_CONFIG_CLASH, message).hint("write it as an array in both files")
+                );
+            }
+            before = Some((list, &layer.path));
+            let flags = match list {
+                StringList::Array(flags) => flags.clone(),
+                StringList::String(text) => {
+                    merged.clear();
+                    text.split_whitespace().map(str::to_owned).collect()
+                }
+            };
+            merged.push(Origin { place: Place::File(layer.path.clone()), key: key.to_owned(), flags });
+        }
+        Ok(merged)
+    }
+
+    fn variable(&self, name: &str, warnings: &mut Vec<String>) -> Option<Origin> {
+        let text = utf8(self.env, name, warnings)?;
+        let flags = text.split_whitespace().map(str::to_owned).collect();
+        Some(Origin { place: Place::Variable(name.to_owned()), key: name.to_owned(), flags })
+    }
+
+    /// The variables that make Cargo ignore its files; one that is set and empty does, too.
+    fn flags_of_environment(&self, warnings: &mut Vec<String>) -> Option<Origin> {
+        let encoded = "CARGO_ENCODED_RUSTFLAGS";
+        let plain = "RUSTFLAGS";
+        let (name, flags): (_, Vec<_>) = if let Some(text) = utf8(self.env, encoded, warnings) {
+            let flags =
+                if text.is_empty() { Vec::new() } else { text.split('\x1f').map(str::to_owned).collect() };
+            (encoded, flags)
+        } else {
+            let text = utf8(self.env, plain, warnings)?;
+            // Spaces alone separate here, and other white space is trimmed, as Cargo has it.
+            let parts = text.split(' ').map(str::trim).filter(|part| !part.is_empty());
+            (plain, parts.map(str::to_owned).collect())
+        };
+        if flags.is_empty() {
+            warnings.push(format!(
+                "{name} is set and empty: Cargo ignores every `rustflags` of its config files"
+            ));
+        }
+        Some(Origin { place: Place::Variable(name.to_owned()), key: name.to_owned(), flags })
+    }
+
+    fn flags_of_files(
+        &self,
+        tables: &Tables,
+        rustc: &Path,
+        warnings: &mut Vec<String>,
+    ) -> Result<Vec<Origin>> {
+        let first = tables.effective(None);
+        if tables.cfg.is_empty() {
+            return Ok(first);
+        }
+        // Flags decide which cfg tables apply, and those hold flags. Like Cargo, look twice and then stop.
+        let second = tables.effective(Some(&self.query_cfg(rustc, &first)?));
+        if second == first {
+            return Ok(second);
+        }
+        let third = tables.effective(Some(&self.query_cfg(rustc, &second)?));
+        if third != second {
+            warnings.push(
+                "the cfg tables of Cargo's config files depend on their own flags; Cargo stops after two rounds"
+                    .to_owned(),
+            );
+        }
+        Ok(second)
+    }
+
+    fn query_cfg(&self, rustc: &Path, flags: &[Origin]) -> Result<Vec<Cfg>> {
+        let mut command = Command::new(rustc);
+        command.env_clear().envs(self.env.vars()).env_remove("RUSTC_LOG");
+        command.args(["-", "--crate-name", "___", "--print=cfg", "-Wwarnings"]);
+        command.args(flags.iter().flat_map(|origin| &origin.flags).filter(|flag| !flag.is_empty()));
+        let failed = |why: String| {
+            let error = Error::new(&CFG_QUERY, format!("`{} --print=cfg` {why}", rustc.display()));
+            let given = flags.iter().map(|origin| format!("host flags {:?} from {origin}", origin.flags));
+            given.fold(error, Error::cause).hint("mend the flag, or the path of rustc")
+        };
+        let output =
+            process::output(&mut command, process::PROBE_LIMIT).map_err(|failure| match failure {
+                Failure::Start(error) => failed(format!("could not be started: {error}")),
+                Failure::TimedOut(limit) => failed(format!("did not end within {} s", limit.as_secs())),
+            })?;
+        if !output.status.success() {
+            return Err(failed(format!("failed: {}", output.stderr.trim())));
+        }
+        let parsed = output.stdout.lines().map(str::parse::<Cfg>);
+        let cfg: Vec<_> = parsed
+            .collect::<Result<_, _>>()
+            .map_err(|error| failed(format!("printed no cfg list: {error}")))?;
+        // Cargo leaves it out, because it would hold for every crate here.
+        Ok(cfg
+            .into_iter()
+            .filter(|cfg| !matches!(cfg, Cfg::Name(name) if name.as_str() == "proc_macro"))
+            .collect())
+    }
+}
+
+impl Override {
+    fn new(
+        setting: Setting,
+        place: Place,
+        key: &str,
+        value: String,
+        base: Option<&Path>,
+        search: &[PathBuf],
+    ) -> Self {
+        let written = Path::new(&value);
+        let is_bare = !value.contains('/');
+        let program = match base {
+            // Collected anew, which drops every `.`.
+            Some(base) if !is_bare => base.join(written).components().collect(),
+            _ => written.to_owned(),
+        };
+        let is_found = if is_bare {
+            search.iter().any(|folder| folder.join(written).is_file())
+        } else {
+            program.is_file()
+        };
+        let problem = match (value.is_empty(), is_found, is_bare) {
+            (true, ..) | (_, true, _) => None,
+            (_, _, true) => Some("is not on PATH".to_owned()),
+            (_, _, false) => Some(format!("{} does not exist or is not a file", program.display())),
+        };
+        Override { setting, place, key: key.to_owned(), value, program, effective: false, problem }
+    }
+}
+
+/// Flags by where Cargo looks for them.
+#[derive(Default)]
+struct Tables {
+    triple: Vec<Origin>,
+    /// In the order of their keys' text, which is Cargo's.
+    cfg: Vec<(CfgExpr, Vec<Origin>)>,
+    build: Vec<Origin>,
+}
+
+impl Tables {
+    /// The triple's flags, then those of the cfg tables that hold; `[build]` only when there are none at all.
+    fn effective(&self, cfg: Option<&[Cfg]>) -> Vec<Origin> {
+        let holding =
+            self.cfg.iter().filter(|(expression, _)| cfg.is_some_and(|cfg| expression.matches(cfg)));
+        let target: Vec<_> =
+            self.triple.iter().chain(holding.flat_map(|(_, origin)| origin)).cloned().collect();
+        if target.iter().all(|origin| origin.flags.is_empty()) { self.build.clone() } else { target }
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    path: PathBuf,
+    content: Content,
+}
+
+/// What of a config file matters here; Cargo allows any other key.
+#[derive(Debug, Deserialize)]
+struct Content {
+    #[serde(default)]
+    include: Vec<Spanned<Include>>,
+    rustflags: Option<serde::de::IgnoredAny>,
+    build: Option<Table<Build>>,
+    #[serde(default)]
+    target: BTreeMap<String, Table<Target>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a path, or a table with `path`")]
+enum Include {
+    Path(String),
+    Table {
+        path: String,
+        #[serde(default)]
+        optional: bool,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Build {
+    rustflags: Option<StringList>,
+    rustc: Option<String>,
+    rustc_wrapper: Option<String>,
+    rustc_workspace_wrapper: Option<String>,
+}
+
+impl Build {
+    fn program(&self, setting: Setting) -> Option<&str> {
+        match setting {
+            Setting::Rustc => self.rustc.as_deref(),
+            Setting::RustcWrapper => self.rustc_wrapper.as_deref(),
+            Setting::RustcWorkspaceWrapper => self.rustc_workspace_wrapper.as_deref(),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    rustflags: Option<StringList>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of strings")]
+enum StringList {
+    String(String),
+    Array(Vec<String>),
+}
+
+impl StringList {
+    fn kind(&self) -> &'static str {
+        match self {
+            StringList::String(_) => "a string",
+            StringList::Array(_) => "an array",
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::File(path) => write!(f, "{} `{}`", path.display(), self.key),
+            Place::Variable(name) => f.write_str(name),
+        }
+    }
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Variable(name) => write!(f, "{name}={}", self.value),
+            Place::File(_) => write!(f, "{} = {:?} in {}", self.key, self.value, self.place),
+        }?;
+        self.problem.as_ref().map_or(Ok(()), |problem| write!(f, " ({problem})"))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(path) => path.display().fmt(f),
+            Place::Variable(name) => f.write_str(name),
+        }
+    }
+}
+
+/// `$CARGO_HOME`, made absolute against the invocation folder, or `.cargo` in the home folder.
+fn cargo_home(env: &Env, warnings: &mut Vec<String>) -> Result<Option<PathBuf>> {
+    if let Some(home) = env.path("CARGO_HOME")? {
+        crate::base::env::refuse_tilde(Path::new(env.var("CARGO_HOME").unwrap_or_default()), "CARGO_HOME")?;
+        return Ok(Some(home));
+    }
+    if let Some(home) = env.var("HOME") {
+        return Ok(Some(Path::new(home).join(".cargo")));
+    }
+    warnings.push("neither CARGO_HOME nor HOME is set: no config file of a home folder is read".to_owned());
+    Ok(None)
+}
+
+/// The variable as it is set; unlike [`Env::var`], empty is a value, because Cargo tells the two apart.
+fn raw<'a>(env: &'a Env, name: &str) -> Option<&'a OsStr> {
+    env.vars().find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+fn utf8<'a>(env: &'a Env, name: &str, warnings: &mut Vec<String>) -> Option<&'a str> {
+    let value = raw(env, name)?;
+    if value.to_str().is_none() {
+        warnings.push(format!("{name} is not UTF-8: Cargo ignores it"));
+    }
+    value.to_str()
+}
+
+fn is_bare_key(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+}
+
+/// Says what rustc will make of a flag that is probably not what its author meant. It is passed on unchanged.
+fn doubtful(flag: &str, origin: &Origin) -> Option<String> {
+    if let Some((option, rest)) = flag.split_once(char::is_whitespace)
+        && TAKES_VALUE.contains(&option)
+    {
+        let rest = rest.trim_start();
+        return Some(format!(
+            "{origin}: `{flag}` is one argument with a space in it, which rustc refuses; write \"{option}\", \
+             \"{rest}\" as two elements"
+        ));
+    }
+    let is_unbalanced = ['"', '\''].iter().any(|quote| flag.matches(*quote).count() % 2 == 1);
+    is_unbalanced.then(|| {
+        format!(
+            "{origin}: `{flag}` has half of a pair of quotes; quotes do not keep words of a string together"
+        )
+    })
+}
+
+/// Options of rustc that are followed by their value in the next argument.
+const TAKES_VALUE: &[&str] = &[
+    "-A",
+    "-C",
+    "-D",
+    "-F",
+    "-L",
+    "-W",
+    "-Z",
+    "-l",
+    "--allow",
+    "--cap-lints",
+    "--cfg",
+    "--check-cfg",
+    "--codegen",
+    "--deny",
+    "--extern",
+    "--forbid",
+    "--warn",
+];
+
+/// Settings with their variables, strongest first, and the key in config files.
+const OVERRIDES: &[(Setting, &[&str], &str)] = &[
+    (Setting::Rustc, &["RUSTC", "CARGO_BUILD_RUSTC"], "build.rustc"),
+    (Setting::RustcWrapper, &["RUSTC_WRAPPER", "CARGO_BUILD_RUSTC_WRAPPER"], "build.rustc-wrapper"),
+    (
+        Setting::RustcWorkspaceWrapper,
+        &["RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER"],
+        "build.rustc-workspace-wrapper",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+    use std::os::unix::fs::symlink;
+    use std::sync::LazyLock;
+
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    /// A workspace `outer/app` below a temporary folder, with its own Cargo home.
+    struct Case {
+        folder: tempfile::TempDir,
+        variables: Vec<(String, OsString)>,
+    }
+
+    /// The host triple of the compiler that runs the tests.
+    static TRIPLE: LazyLock<String> = LazyLock::new(|| {
+        let output = Command::new(rustc()).arg("-vV").output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap().to_owned()
+    });
+
+    impl Case {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            fs_err::create_dir_all(folder.path().join("outer/app")).unwrap();
+            let home = folder.path().join("home").into_os_string();
+            Case { folder, variables: vec![("CARGO_HOME".to_owned(), home)] }
+        }
+
+        /// Writes `text` to `path` below the folder; `TRIPLE` stands for the host's.
+        fn file(self, path: &str, text: &str) -> Self {
+            let path = self.folder.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, text.replace("TRIPLE", &TRIPLE)).unwrap();
+            self
+        }
+
+        fn app(self, text: &str) -> Self {
+            self.file("outer/app/.cargo/config.toml", text)
+        }
+
+        fn var(mut self, name: &str, value: impl Into<OsString>) -> Self {
+            self.variables
+                .push((name.replace("TRIPLE", &TRIPLE.to_uppercase().replace('-', "_")), value.into()));
+            self
+        }
+
+        fn root(&self) -> PathBuf {
+            self.folder.path().join("outer/app")
+        }
+
+        fn env(&self) -> Env {
+            Env::of(self.variables.iter().map(|(name, value)| (name, value)), self.folder.path())
+        }
+
+        fn resolve(&self) -> Result<HostFlags> {
+            host_flags(&self.root(), &self.env(), &rustc(), &TRIPLE)
+        }
+
+        fn shown(&self, text: &str) -> String {
+            let folder = self.folder.path().canonicalize().unwrap();
+            text.replace(&folder.display().to_string(), "[]").replace(TRIPLE.as_str(), "TRIPLE")
+        }
+
+        /// The flags, joined by spaces, `--cfg` left out.
+        fn flags(&self) -> String {
+            let resolved = self.resolve().unwrap();
+            let joined: Vec<_> = resolved.origin.iter().flat_map(|origin| origin.flags.clone()).collect();
+            assert_eq!(joined, resolved.flags);
+            let words: Vec<_> = resolved.flags.into_iter().filter(|flag| flag != "--cfg").collect();
+            words.join(" ")
+        }
+
+        fn warnings(&self) -> String {
+            self.shown(&self.resolve().unwrap().warnings.join("\n"))
+        }
+
+        fn error(&self) -> String {
+            let error = self.resolve().unwrap_err();
+            self.shown(&format!(
+                "{}: {error}\nhint: {}",
+                error.code().id,
+                error.hint_text().unwrap_or_default()
+            ))
+        }
+    }
+
+    fn cargo() -> PathBuf {
+        std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+    }
+
+    fn rustc() -> PathBuf {
+        let beside = cargo().with_file_name("rustc");
+        if beside.is_file() { beside } else { PathBuf::from("rustc") }
+    }
+
+    fn array(flag: &str) -> String {
+        format!("[build]\nrustflags = ['--cfg', '{flag}']\n")
+    }
+
+    fn string(flag: &str) -> String {
+        format!("[build]\nrustflags = '--cfg {flag}'\n")
+    }
+
+    const TRIPLE_AND_CFG_AND_BUILD: &str = "
+[build]
+rustflags = ['--cfg', 'c']
+[target.'cfg(unix)']
+rustflags = ['--cfg', 'b']
+[target.TRIPLE]
+rustflags = ['--cfg', 'a']
+";
+
+    const CFG_TABLES: &str = "
+[target.'cfg(all())']
+rustflags = '--cfg all'
+[target.'cfg(any())']
+rustflags = '--cfg any'
+[target.'cfg(debug_assertions)']
+rustflags = '--cfg da'
+[target.'cfg(feature=\"x\")']
+rustflags = '--cfg fx'
+[target.'cfg(not(windows))']
+rustflags = '--cfg nw'
+[target.'cfg(']
+rustflags = '--cfg broken'
+[target.'cfg(unix']
+rustflags = '--cfg broken'
+";
+
+    const FEATURE_BY_FLAG: &str = "
+[target.TRIPLE]
+rustflags = ['-Ctarget-feature=+avx2']
+[target.'cfg(target_feature=\"avx2\")']
+rustflags = ['--cfg', 'avx']
+";
+
+    const PARADOX: &str = "
+[build]
+rustflags = '--cfg foo'
+[target.'cfg(foo)']
+rustflags = '--cfg bar'
+";
+
+    /// What the installed Cargo itself gives to rustc.
+    fn oracle(case: &Case) -> String {
+        let root = case.root();
+        fs_err::create_dir_all(root.join("src")).unwrap();
+        fs_err::write(root.join("src/lib.rs"), "").unwrap();
+        let manifest = "[package]\nname = \"app\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n";
+        fs_err::write(root.join("Cargo.toml"), manifest).unwrap();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut folders = vec![cargo().parent().unwrap().to_owned()];
+        folders.extend(std::env::split_paths(&path));
+        let mut command = Command::new(cargo());
+        command.args(["check", "-v", "--offline"]).current_dir(&root).env_clear();
+        command.env("PATH", std::env::join_paths(folders).unwrap());
+        command.env("CARGO_TARGET_DIR", case.folder.path().join("target"));
+        let output = command.envs(case.variables.iter().cloned()).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        let line = log.lines().find(|line| line.contains("Running `")).unwrap();
+        let (_, after) = line.rsplit_once("-L dependency=").unwrap();
+        let words = after.trim_end_matches('`').split(' ').skip(1).filter(|word| *word != "--cfg");
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn cargo_itself_uses_the_same_flags() {
+        let app = |text: &str| Case::new().app(text);
+        let parent = "outer/.cargo/config.toml";
+        let rows = [
+            ("a b", app(TRIPLE_AND_CFG_AND_BUILD)),
+            ("e", app(&array("b")).var("CARGO_ENCODED_RUSTFLAGS", "--cfg\x1fe").var("RUSTFLAGS", "--cfg r")),
+            ("", app(&array("b")).var("RUSTFLAGS", "")),
+            ("h p t", app(&array("t")).file(parent, &array("p")).file("home/config.toml", &array("h"))),
+            ("t", app(&string("t")).file(parent, &string("p"))),
+            (
+                "i b",
+                app(&format!("include = ['i.toml']\n{}", array("b")))
+                    .file("outer/app/.cargo/i.toml", &array("i")),
+            ),
+            ("all da nw", app(CFG_TABLES)),
+            ("-Ctarget-feature=+avx2 avx", app(FEATURE_BY_FLAG)),
+            ("bar", app(PARADOX)),
+            ("a v b", app(TRIPLE_AND_CFG_AND_BUILD).var("CARGO_TARGET_TRIPLE_RUSTFLAGS", "--cfg v")),
+            ("b v", app(&string("b")).var("CARGO_BUILD_RUSTFLAGS", "--cfg v")),
+            ("l", app(&array("t")).file("outer/app/.cargo/config", &array("l"))),
+        ];
+        for (number, (expected, case)) in rows.into_iter().enumerate() {
+            // Another architecture does not have the feature that the row needs.
+            if expected.contains("avx2") && !TRIPLE.starts_with("x86_64") {
+                continue;
+            }
+            assert_eq!(case.flags(), expected, "row {number}, kiln");
+            assert_eq!(oracle(&case), expected, "row {number}, Cargo");
+        }
+    }
+
+    #[test]
+    fn b4_encoded_flags_win_and_give_no_empty_argument() {
+        let case = Case::new().var("RUSTFLAGS", "--cfg plain");
+        assert_eq!(case.flags(), "plain");
+        let case = case.var("CARGO_ENCODED_RUSTFLAGS", "--cfg\x1fa b\x1f");
+        assert_eq!(case.resolve().unwrap().flags, ["--cfg", "a b"]);
+        assert_snapshot!(case.warnings(), @"CARGO_ENCODED_RUSTFLAGS: an empty flag is left out; Cargo would fail on it");
+    }
+
+    #[test]
+    fn b4_variables_that_are_empty_or_not_utf8() {
+        let case =
+            Case::new().app(&array("b")).var("CARGO_ENCODED_RUSTFLAGS", "").var("RUSTFLAGS", "--cfg x");
+        assert_eq!(case.flags(), "");
+        assert_snapshot!(case.warnings(), @"CARGO_ENCODED_RUSTFLAGS is set and empty: Cargo ignores every `rustflags` of its config files");
+        let case = Case::new().app(&array("b")).var("RUSTFLAGS", OsString::from_vec(b"--cfg \xff".to_vec()));
+        assert_eq!(case.flags(), "b");
+        assert_snapshot!(case.warnings(), @"RUSTFLAGS is not UTF-8: Cargo ignores it");
+        let case = Case::new().app(&array("b")).var("CARGO_TARGET_TRIPLE_RUSTFLAGS", "");
+        assert_eq!(case.flags(), "b");
+    }
+
+    #[test]
+    fn b4_plain_flags_are_split_at_spaces_alone() {
+        let case = Case::new().var("RUSTFLAGS", "  -Copt-level=1\n  -Ca\tb ");
+        assert_eq!(case.resolve().unwrap().flags, ["-Copt-level=1", "-Ca\tb"]);
+    }
+
+    #[test]
+    fn b5_config_flags_are_listed_in_order_with_their_place() {
+        let flags = ["-C", "target-cpu=x86-64-v3", "-C", "link-arg=-fuse-ld=lld"];
+        let case = Case::new().app(&format!("[target.TRIPLE]\nrustflags = {flags:?}\n"));
+        let resolved = case.resolve().unwrap();
+        assert_eq!(resolved.flags, flags);
+        assert_eq!(resolved.origin.len(), 1);
+        let shown = case.shown(&resolved.origin[0].to_string());
+        assert_eq!(shown, "[]/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`");
+        assert_eq!(resolved.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn b6_triple_and_cfg_are_joined_and_build_is_the_alternative() {
+        assert_eq!(Case::new().app(TRIPLE_AND_CFG_AND_BUILD).flags(), "a b");
+        for without in ["rustflags = []", "linker = 'cc'"] {
+            let text = format!("[target.TRIPLE]\n{without}\n{}", array("c"));
+            assert_eq!(Case::new().app(&text).flags(), "c", "{without}");
+        }
+        let other = "[target.wasm32-unknown-unknown]\nrustflags = ['--cfg', 'w']\n";
+        assert_eq!(Case::new().app(other).flags(), "");
+    }
+
+    #[test]
+    fn b7_cfg_tables_are_evaluated_by_rustc() {
+        assert_eq!(Case::new().app(CFG_TABLES).flags(), "all da nw");
+    }
+
+    #[test]
+    fn b7_a_table_that_is_no_cfg_expression_is_named() {
+        let case =
+            Case::new().app("[target.'cfg(']\nrustflags = ['x']\n[target.'cfg(a b)']\nrustflags = 'y'\n");
+        assert_eq!(case.flags(), "");
+        assert_snapshot!(case.warnings(), @"
+        []/outer/app/.cargo/config.toml `target.'cfg('.rustflags`: not a valid cfg expression, so Cargo ignores the table
+        []/outer/app/.cargo/config.toml `target.'cfg(a b)'.rustflags`: not a valid cfg expression, so Cargo ignores the table
+        ");
+    }
+
+    #[test]
+    fn b7_tables_that_depend_on_their_own_flags_are_named() {
+        let case = Case::new().app(PARADOX);
+        assert_eq!(case.flags(), "bar");
+        assert_snapshot!(case.warnings(), @"the cfg tables of Cargo's config files depend on their own flags; Cargo stops after two rounds");
+    }
+
+    #[test]
+    fn b7_rustc_runs_only_when_a_cfg_table_has_flags() {
+        let nowhere = Path::new("/no/such/rustc");
+        let case = Case::new().app(&format!("[target.'cfg(unix)']\nlinker = 'cc'\n{}", array("b")));
+        let resolved = host_flags(&case.root(), &case.env(), nowhere, &TRIPLE).unwrap();
+        assert_eq!(resolved.flags, ["--cfg", "b"]);
+        let case = Case::new().app(TRIPLE_AND_CFG_AND_BUILD);
+        let error = host_flags(&case.root(), &case.env(), nowhere, &TRIPLE).unwrap_err();
+        assert_snapshot!(case.shown(&error.to_string()), @r#"
+        `/no/such/rustc --print=cfg` could not be started: No such file or directory (os error 2)
+          caused by: host flags ["--cfg", "a"] from []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
+        "#);
+    }
+
+    #[test]
+    fn b7_flags_that_rustc_refuses_are_named() {
+        let text =
+            "[target.TRIPLE]\nrustflags = ['-Cno-such=1']\n[target.'cfg(unix)']\nrustflags = '--cfg b'\n";
+        let case = Case::new().app(text);
+        assert_snapshot!(case.error().replace(&case.shown(&rustc().display().to_string()), "rustc"), @r#"
+        KILN-0212: `rustc --print=cfg` failed: error: unknown codegen option: `no-such`
+          caused by: host flags ["-Cno-such=1"] from []/outer/app/.cargo/config.toml `target.TRIPLE.rustflags`
+        hint: mend the flag, or the path of rustc
+        "#);
+    }
+
+    #[test]
+    fn b8_strings_are_split_at_white_space_and_elements_are_kept() {
+        let case = Case::new().app("[build]\nrustflags = \"-C target-cpu=native  --cfg\\ts\"\n");
+        assert_eq!(case.resolve().unwrap().flags, ["-C", "target-cpu=native", "--cfg", "s"]);
+        let flags = ["-Clink-arg=-L/opt/my libs", "-C target-cpu=native"];
+        let case = Case::new().app(&format!("[build]\nrustflags = {flags:?}\n"));
+        assert_eq!(case.resolve().unwrap().flags, flags);
+        assert_snapshot!(case.warnings(), @r#"[]/outer/app/.cargo/config.toml `build.rustflags`: `-C target-cpu=native` is one argument with a space in it, which rustc refuses; write "-C", "target-cpu=native" as two elements"#);
+    }
+
+    #[test]
+    fn b8_quotes_in_a_string_keep_nothing_together() {
+        let case = Case::new().app("[build]\nrustflags = '-Clink-arg=\"-L/my libs\" --cfg feature=\"x\"'\n");
+        let flags = ["-Clink-arg=\"-L/my", "libs\"", "--cfg", "feature=\"x\""];
+        assert_eq!(case.resolve().unwrap().flags, flags);
+        assert_snapshot!(case.warnings(), @r#"
+        []/outer/app/.cargo/config.toml `build.rustflags`: `-Clink-arg="-L/my` has half of a pair of quotes; quotes do not keep words of a string together
+        []/outer/app/.cargo/config.toml `build.rustflags`: `libs"` has half of a pair of quotes; quotes do not keep words of a string together
+        "#);
+    }
+
+    #[test]
+    fn b9_all_levels_are_read_parents_first() {
+        let table = |flag: &str| format!("[target.TRIPLE]\nrustflags = ['--cfg', '{flag}']\n");
+        let case = Case::new()
+            .app(&table("t"))
+            .file("outer/.cargo/config.toml", &table("p"))
+            .file(".cargo/config.toml", &table("g"))
+            .file("home/config.toml", &table("h"));
+        assert_eq!(case.flags(), "h g p t");
+    }
+
+    #[test]
+    fn b9_a_string_and_an_array_clash_with_both_names() {
+        let case = Case::new().app(&array("c")).file("outer/.cargo/config.toml", &string("p"));
+        assert_snapshot!(case.error(), @"
+        KILN-0211: `build.rustflags` is a string in []/outer/.cargo/config.toml and an array in []/outer/app/.cargo/config.toml; Cargo cannot merge them
+        hint: write it as an array in both files
+        ");
+        let case = Case::new()
+            .app("[target.'cfg(windows)']\nrustflags = []\n")
+            .file("home/config.toml", "[target.'cfg(windows)']\nrustflags = ''\n");
+        let error = case.error();
+        assert!(
+            error.contains("`target.'cfg(windows)'.rustflags` is a string in []/home/config.toml"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn b9_a_home_that_is_also_a_parent_counts_once() {
+        let case = Case::new().file("outer/.cargo/config.toml", &array("p"));
+        let home = case.folder.path().join("outer/.cargo");
+        let link = case.folder.path().join("link");
+        symlink(&home, &link).unwrap();
+        let case = case.var("CARGO_HOME", &home);
+        assert_eq!(case.flags(), "p");
+        assert_eq!(case.var("CARGO_HOME", link).flags(), "p");
+    }
+
+    #[test]
+    fn b10_the_file_without_an_ending_hides_the_other_one() {
+        let case = Case::new().app(&array("t")).file("outer/app/.cargo/config", &array("l"));
+        assert_eq!(case.flags(), "l");
+        assert_snapshot!(case.warnings(), @"[]/outer/app/.cargo/config hides []/outer/app/.cargo/config.toml: Cargo reads the file without an ending");
+        let case = Case::new().file("outer/app/.cargo/config", &array("l"));
+        assert_eq!(case.flags(), "l");
+        assert_snapshot!(case.warnings(), @"[]/outer/app/.cargo/config is an old name that Cargo warns about: rename it to config.toml");
+    }
+
+    #[test]
+    fn b10_links_between_the_two_names() {
+        let case = Case::new().app(&array("t"));
+        symlink("config.toml", case.root().join(".cargo/config")).unwrap();
+        assert_eq!((case.flags().as_str(), case.warnings().as_str()), ("t", ""));
+        let case = Case::new().file("outer/app/.cargo/config", &array("t"));
+        symlink("config", case.root().join(".cargo/config.toml")).unwrap();
+        assert_eq!(case.flags(), "t");
+        let case = Case::new().app(&array("t"));
+        fs_err::create_dir(case.root().join(".cargo/config")).unwrap();
+        assert_snapshot!(case.error(), @"
+        KILN-0210: []/outer/app/.cargo/config is a folder, expected a config file
+        hint: remove or rename the folder
+        ");
+    }
+
+    #[test]
+    fn b11_other_spellings_of_the_same_table() {
+        for text in [
+            "\u{feff}[target.TRIPLE]\r\nrustflags = ['--cfg', 'x']\r\n",
+            "target.TRIPLE = { rustflags = ['--cfg', 'x'] }",
+            "target.TRIPLE.rustflags = ['--cfg', 'x']",
+            "[target.\"TRIPLE\"]\nrustflags = [\"--cfg\", \"\\u0078\"]",
+            "[target]\n'TRIPLE'.rustflags = [ # one\n  '--cfg', # two\n  'x',\n]\n",
+            "[target.\"cfg(all(unix, not(target_os = \\\"none\\\")))\"]\nrustflags = '''\n--cfg x'''",
+        ] {
+            assert_eq!(Case::new().app(text).flags(), "x", "{text}");
+        }
+    }
+
+    #[test]
+    fn b11_errors_show_the_line() {
+        assert_snapshot!(Case::new().app("[build]\njobs = 1\n[build]\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:3:2: duplicate key
+          |
+        2 | jobs = 1
+        3 | [build]
+          |  ^^^^^
+        hint: mend the file; Cargo refuses it, too
+        ");
+        assert_snapshot!(Case::new().app("[build]\nrustflags = [3]\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:2:13: expected a string or an array of strings
+          |
+        1 | [build]
+        2 | rustflags = [3]
+          |             ^^^
+        hint: mend the file; Cargo refuses it, too
+        ");
+        assert_snapshot!(Case::new().app("[target]\nrustflags = ['-O']\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:2:13: invalid type: sequence, expected a table
+          |
+        1 | [target]
+        2 | rustflags = ['-O']
+          |             ^^^^^^
+        hint: mend the file; Cargo refuses it, too
+        ");
+        let case = Case::new().app("");
+        fs_err::write(case.root().join(".cargo/config.toml"), b"# \xff").unwrap();
+        assert_snapshot!(case.error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml is not UTF-8 text: wrong byte at offset 2
+        hint: save the file as UTF-8
+        ");
+    }
+
+    #[test]
+    fn b12_a_key_outside_of_a_table_gives_no_flags_and_a_warning() {
+        let case = Case::new().app("rustflags = ['-Copt-level=3']\n");
+        assert_eq!(case.flags(), "");
+        assert_snapshot!(case.warnings(), @"[]/outer/app/.cargo/config.toml: `rustflags` outside of a table has no effect; did you mean `[build]`?");
+    }
+
+    #[test]
+    fn includes_are_read_before_the_file_that_names_them() {
+        let include = "include = ['sub/one.toml', { path = 'none.toml', optional = true }]\n";
+        let case = Case::new()
+            .app(&format!("{include}{}", array("t")))
+            .file(
+                "outer/app/.cargo/sub/one.toml",
+                &format!("include = [{{ path = 'two.toml' }}]\n{}", array("one")),
+            )
+            .file("outer/app/.cargo/sub/two.toml", &array("two"));
+        assert_eq!(case.flags(), "two one t");
+    }
+
+    #[test]
+    fn includes_that_cargo_refuses() {
+        assert_snapshot!(Case::new().app("include = ['none.toml']\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:1:12: the included file cannot be read
+          |
+        1 | include = ['none.toml']
+          |            ^^^^^^^^^^^
+          caused by: failed to open file `[]/outer/app/.cargo/none.toml`: No such file or directory (os error 2)
+        hint: mend the file; Cargo refuses it, too
+        ");
+        assert_snapshot!(Case::new().app("include = ['none']\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:1:12: the path of an include must end in `.toml`
+          |
+        1 | include = ['none']
+          |            ^^^^^^
+        hint: mend the file; Cargo refuses it, too
+        ");
+        assert_snapshot!(Case::new().app("include = ['../.cargo/config.toml']\n").error(), @"
+        KILN-0210: []/outer/app/.cargo/config.toml:1:12: this file is included twice, or includes itself
+          |
+        1 | include = ['../.cargo/config.toml']
+          |            ^^^^^^^^^^^^^^^^^^^^^^^
+        hint: mend the file; Cargo refuses it, too
+        ");
+        assert_snapshot!(Case::new().app("include = 'none.toml'\n").error(), @r#"
+        KILN-0210: []/outer/app/.cargo/config.toml:1:11: invalid type: string "none.toml", expected a sequence
+          |
+        1 | include = 'none.toml'
+          |           ^^^^^^^^^^^
+        hint: mend the file; Cargo refuses it, too
+        "#);
+    }
+
+    #[test]
+    fn b15_overrides_are_listed_with_the_one_that_wins() {
+        let case = Case::new()
+            .app("[build]\nrustc-wrapper = 'tools/w'\nrustc = 'my-rustc'\n")
+            .file("home/config.toml", "[build]\nrustc-wrapper = 'sccache'\n")
+            .file("outer/app/tools/w", "")
+            .var("RUSTC_WRAPPER", "./no/such")
+            .var("RUSTC_WORKSPACE_WRAPPER", "")
+            .var("CARGO_BUILD_RUSTC", "/no/such/rustc");
+        let env = case.env();
+        let line = |found: &Override| {
+            format!(
+                "{} {:?}: {} {} = {:?} -> {:?}, {}",
+                if found.effective { "*" } else { "-" },
+                found.setting,
+                found.place,
+                found.key,
+                found.value,
+                found.program,
+                found.problem.as_deref().unwrap_or("fine"),
+            )
+        };
+        let overrides = CargoConfig::load(&case.root(), &env).unwrap().overrides();
+        let lines: Vec<_> = overrides.iter().map(line).collect();
+        assert_snapshot!(case.shown(&lines.join("\n")), @r#"
+        * Rustc: CARGO_BUILD_RUSTC CARGO_BUILD_RUSTC = "/no/such/rustc" -> "/no/such/rustc", /no/such/rustc does not exist or is not a file
+        - Rustc: []/outer/app/.cargo/config.toml build.rustc = "my-rustc" -> "my-rustc", is not on PATH
+        * RustcWrapper: RUSTC_WRAPPER RUSTC_WRAPPER = "./no/such" -> "[]/no/such", []/no/such does not exist or is not a file
+        - RustcWrapper: []/outer/app/.cargo/config.toml build.rustc-wrapper = "tools/w" -> "[]/outer/app/tools/w", fine
+        - RustcWrapper: []/home/config.toml build.rustc-wrapper = "sccache" -> "sccache", is not on PATH
+        * RustcWorkspaceWrapper: RUSTC_WORKSPACE_WRAPPER RUSTC_WORKSPACE_WRAPPER = "" -> "", fine
+        "#);
+    }
+
+    #[test]
+    fn b18_the_workspace_root_counts_and_not_the_working_folder() {
+        let case = Case::new().app(&array("root")).file("outer/app/sub/.cargo/config.toml", &array("sub"));
+        let env = Env::of(case.variables.iter().map(|(name, value)| (name, value)), case.root().join("sub"));
+        let resolved = host_flags(&case.root(), &env, &rustc(), &TRIPLE).unwrap();
+        assert_eq!(resolved.flags, ["--cfg", "root"]);
+    }
+
+    #[test]
+    fn g1_folders_with_spaces_and_other_letters() {
+        let text = "[target.'cfg(unix)']\nrustflags = ['-Clink-arg=-L/a b/ü']\n";
+        let case = Case::new().file("outer/app/a b/ü/.cargo/config.toml", text);
+        let root = case.root().join("a b/ü");
+        let resolved = host_flags(&root, &case.env(), &rustc(), &TRIPLE).unwrap();
+        assert_eq!(resolved.flags, ["-Clink-arg=-L/a b/ü"]);
+        assert_eq!(resolved.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn g2_a_relative_home_starts_at_the_working_folder_and_an_empty_one_is_unset() {
+        let case =
+            Case::new().file("home/config.toml", &array("h")).file("user/.cargo/config.toml", &array("u"));
+        let user = case.folder.path().join("user");
+        let case = case.var("HOME", user).var("CARGO_HOME", "home");
+        assert_eq!(case.flags(), "h");
+        let mut case = case.var("CARGO_HOME", "");
+        assert_eq!(case.flags(), "u");
+        case.variables.retain(|(name, _)| name != "HOME");
+        assert_eq!(case.flags(), "");
+        assert_snapshot!(case.warnings(), @"neither CARGO_HOME nor HOME is set: no config file of a home folder is read");
+    }
+
+    #[test]
+    fn g7_a_linked_checkout_uses_its_physical_parents() {
+        let case = Case::new()
+            .app(&array("app"))
+            .file("outer/.cargo/config.toml", &array("real"))
+            .file("other/.cargo/config.toml", &array("link"));
+        let link = case.folder.path().join("other/app");
+        symlink(case.root(), &link).unwrap();
+        let resolved = host_flags(&link, &case.env(), &rustc(), &TRIPLE).unwrap();
+        assert_eq!(resolved.flags, ["--cfg", "real", "--cfg", "app"]);
+    }
+}
