@@ -7,7 +7,10 @@
 //! not in `cargo-config2` 0.1.45: `include`, `cfg(debug_assertions)` (which holds), and cfg tables that depend on
 //! the flags themselves. What only nightly Cargo reads (`[host]`, `target-applies-to-host`, `--config`) is left out.
 
-use std::collections::BTreeMap;
+mod file;
+
+use self::file::{Content, Include, Layer, StringList, Tables};
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
@@ -16,12 +19,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cargo_platform::{Cfg, CfgExpr};
-use serde::Deserialize;
-use toml::Spanned;
 
 use crate::base::env::Env;
 use crate::base::process::{self, Failure};
-use crate::base::toml_context::{Table, excerpt};
+use crate::base::toml_context::excerpt;
 use crate::codes;
 use crate::report::error::{Error, Result};
 
@@ -446,94 +447,6 @@ impl Override {
             (_, _, false) => Some(format!("{} does not exist or is not a file", program.display())),
         };
         Override { setting, place, key: key.to_owned(), value, program, effective: false, problem }
-    }
-}
-
-/// Flags by where Cargo looks for them.
-#[derive(Default)]
-struct Tables {
-    triple: Vec<Origin>,
-    /// In the order of their keys' text, which is Cargo's.
-    cfg: Vec<(CfgExpr, Vec<Origin>)>,
-    build: Vec<Origin>,
-}
-
-impl Tables {
-    /// The triple's flags, then those of the cfg tables that hold; `[build]` only when there are none at all.
-    fn effective(&self, cfg: Option<&[Cfg]>) -> Vec<Origin> {
-        let holding =
-            self.cfg.iter().filter(|(expression, _)| cfg.is_some_and(|cfg| expression.matches(cfg)));
-        let target: Vec<_> =
-            self.triple.iter().chain(holding.flat_map(|(_, origin)| origin)).cloned().collect();
-        if target.iter().all(|origin| origin.flags.is_empty()) { self.build.clone() } else { target }
-    }
-}
-
-#[derive(Debug)]
-struct Layer {
-    path: PathBuf,
-    content: Content,
-}
-
-/// What of a config file matters here; Cargo allows any other key.
-#[derive(Debug, Deserialize)]
-struct Content {
-    #[serde(default)]
-    include: Vec<Spanned<Include>>,
-    rustflags: Option<serde::de::IgnoredAny>,
-    build: Option<Table<Build>>,
-    #[serde(default)]
-    target: BTreeMap<String, Table<Target>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a path, or a table with `path`")]
-enum Include {
-    Path(String),
-    Table {
-        path: String,
-        #[serde(default)]
-        optional: bool,
-    },
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-struct Build {
-    rustflags: Option<StringList>,
-    rustc: Option<String>,
-    rustc_wrapper: Option<String>,
-    rustc_workspace_wrapper: Option<String>,
-}
-
-impl Build {
-    fn program(&self, setting: Setting) -> Option<&str> {
-        match setting {
-            Setting::Rustc => self.rustc.as_deref(),
-            Setting::RustcWrapper => self.rustc_wrapper.as_deref(),
-            Setting::RustcWorkspaceWrapper => self.rustc_workspace_wrapper.as_deref(),
-        }
-    }
-}
-
-#[derive(Debug, Deserialize)]
-struct Target {
-    rustflags: Option<StringList>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or an array of strings")]
-enum StringList {
-    String(String),
-    Array(Vec<String>),
-}
-
-impl StringList {
-    fn kind(&self) -> &'static str {
-        match self {
-            StringList::String(_) => "a string",
-            StringList::Array(_) => "an array",
-        }
     }
 }
 

@@ -1,4 +1,3 @@
-
 use insta::assert_snapshot;
 
 use super::*;

@@ -9,6 +9,9 @@
 //! Whether the tree is the right one is not asked here: see [`crate::source::nar`]. After a failure the caller drops
 //! the staging folder.
 
+mod headers;
+mod stream;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::ffi::OsStr;
@@ -22,6 +25,9 @@ use tar::{EntryType, Header};
 
 use crate::base::hash::Revision;
 use crate::report::error::{Error, Result};
+
+use self::headers::{Extended, local, long_name, metadata, pax_records};
+use self::stream::{GzipMembers, Metered, damage, damaged, other_format};
 
 crate::codes! {
     NOT_AN_ARCHIVE = "KILN-0611", Machine, "not a .tar.gz",
@@ -158,115 +164,6 @@ pub fn unpack_tar(stream: impl Read, into: &Path, root: RootRule, limits: &Limit
     unpacker.finish()
 }
 
-/// What a file that is not gzip seems to be.
-fn other_format(start: &[u8]) -> Option<&'static str> {
-    let text = start.trim_ascii_start();
-    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
-    let begins = |with: &[u8]| text.get(..with.len()).is_some_and(|part| part.eq_ignore_ascii_case(with));
-    match start {
-        [] => Some("empty"),
-        [0x1f, 0x8b, ..] => None,
-        [b'P', b'K', 3 | 5, ..] => Some("a zip file"),
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some("an xz file"),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("a zstd file"),
-        [b'B', b'Z', b'h', ..] => Some("a bzip2 file"),
-        _ if start.get(257..262) == Some(b"ustar") => Some("a plain .tar that was never compressed"),
-        _ if begins(b"<!doctype html") || begins(b"<html") || begins(b"<?xml") => Some("an HTML page"),
-        _ if begins(LFS_START) => Some("a Git LFS pointer, not the content"),
-        _ => Some("not a gzip file"),
-    }
-}
-
-/// All members of a gzip file; unlike flate2's own reader it tells what follows the last one from a cut.
-struct GzipMembers<R>(Option<GzDecoder<R>>);
-
-impl<R: BufRead> Read for GzipMembers<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while let Some(decoder) = &mut self.0 {
-            let read = decoder.read(buffer)?;
-            if read > 0 || buffer.is_empty() {
-                return Ok(read);
-            }
-            let follows = decoder.get_mut().fill_buf()?;
-            let another = match follows.first() {
-                None => false,
-                Some(0x1f) => true,
-                Some(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "trailing bytes")),
-            };
-            self.0 = self.0.take().filter(|_| another).map(|decoder| GzDecoder::new(decoder.into_inner()));
-        }
-        Ok(0)
-    }
-}
-
-/// The uncompressed stream: counts, and turns failures into errors that say which kind of damage it is.
-struct Metered<R> {
-    stream: R,
-    left: u64,
-    failure: Option<Error>,
-}
-
-impl<R: Read> Read for Metered<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = match self.stream.read(buffer) {
-            Ok(read) => read as u64,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
-            Err(error) => {
-                self.failure = Some(damage(&error));
-                return Err(io::ErrorKind::Other.into());
-            }
-        };
-        match self.left.checked_sub(read) {
-            Some(left) => self.left = left,
-            None => {
-                self.failure = Some(too_big("the uncompressed archive is larger than its limit".into()));
-                return Err(io::ErrorKind::Other.into());
-            }
-        }
-        Ok(read as usize)
-    }
-}
-
-impl<R: Read> Metered<R> {
-    /// Reads what follows the last member: the second of two blocks of zeros, padding, and nothing else.
-    fn finish(mut self) -> Result<()> {
-        let mut tail = [0; 4096];
-        let mut zeros = 0;
-        loop {
-            match self.read(&mut tail) {
-                Ok(0) if zeros < 512 => {
-                    return Err(damaged(
-                        "the archive ends without its end-of-archive blocks, so it was cut off",
-                    ));
-                }
-                Ok(0) => return Ok(()),
-                Ok(read) if tail[..read].iter().any(|&byte| byte != 0) => {
-                    return Err(damaged("the archive has something behind its end"));
-                }
-                Ok(read) => zeros += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    return Err(self.failure.take().unwrap_or_else(|| damage(&error)));
-                }
-            }
-        }
-    }
-}
-
-fn damage(error: &io::Error) -> Error {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => damaged("the compressed file ends too early, so it was cut off"),
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-            damaged("the compressed file is corrupt, or something follows its end").cause(error)
-        }
-        _ => damaged("the archive cannot be read").cause(error),
-    }
-}
-
-fn damaged(what: &str) -> Error {
-    Error::new(&DAMAGED, what).hint("remove the file and run `cargo xtask setup` again")
-}
-
 /// What is known of a name in the tree.
 #[derive(Debug)]
 struct Node {
@@ -295,13 +192,6 @@ struct Unpacker<'a> {
     entries: u64,
     bytes: u64,
     buffer: Vec<u8>,
-}
-
-/// What pax and GNU headers say about the member that follows.
-#[derive(Default)]
-struct Extended {
-    name: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
 }
 
 impl<'a> Unpacker<'a> {
@@ -654,62 +544,6 @@ impl<'a> Unpacker<'a> {
     fn path(&self, inside: &[u8]) -> PathBuf {
         self.into.join(OsStr::from_bytes(inside))
     }
-}
-
-/// The whole content of a header that describes other members.
-fn metadata<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<Vec<u8>> {
-    if entry.size() > MOST_METADATA {
-        return Err(too_big(format!("a metadata header has {} bytes", entry.size())));
-    }
-    let mut bytes = Vec::new();
-    let size = entry.size();
-    entry.read_to_end(&mut bytes).map_err(|error| damage(&error))?;
-    if bytes.len() as u64 != size {
-        return Err(damaged("the archive ends within a header, so it was cut off"));
-    }
-    Ok(bytes)
-}
-
-fn long_name<R: Read>(entry: &mut tar::Entry<'_, R>) -> Result<Vec<u8>> {
-    let mut name = metadata(entry)?;
-    if name.last() == Some(&0) {
-        name.pop();
-    }
-    Ok(name)
-}
-
-fn local(records: &[u8], extended: &mut Extended) -> Result<()> {
-    for (key, value) in pax_records(records)? {
-        match key {
-            b"path" => extended.name = Some(value.to_vec()),
-            b"linkpath" => extended.link = Some(value.to_vec()),
-            // Readers disagree about which size counts, and nothing near 8 GiB belongs here.
-            b"size" => return Err(layout("a member's size is in a pax header".into())),
-            key if key.starts_with(b"GNU.sparse.") => {
-                return Err(layout("a member is a sparse file".into()));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// The records `LENGTH KEY=VALUE\n` of a pax header; the tar crate's own reader splits at newlines in values.
-fn pax_records(mut rest: &[u8]) -> Result<Vec<(&[u8], &[u8])>> {
-    let mut records = Vec::new();
-    while !rest.is_empty() {
-        let record = (|| {
-            let space = rest.iter().take(20).position(|&byte| byte == b' ')?;
-            let length: usize = std::str::from_utf8(&rest[..space]).ok()?.parse().ok()?;
-            let record = rest.get(space + 1..length)?.strip_suffix(b"\n")?;
-            let equals = record.iter().position(|&byte| byte == b'=')?;
-            Some((length, (&record[..equals], &record[equals + 1..])))
-        })();
-        let Some((length, pair)) = record else { return Err(damaged("a pax header is malformed")) };
-        records.push(pair);
-        rest = &rest[length..];
-    }
-    Ok(records)
 }
 
 /// Equal for names that a case-folding file system takes for the same.

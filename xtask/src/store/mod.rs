@@ -18,23 +18,26 @@
 //! Readers take no lock and work on a read-only store. What a killed setup leaves is swept by a later one. Removing
 //! entries is in [`crate::store::inventory`].
 
+mod durable;
 pub mod inventory;
+mod key;
 pub mod record;
 pub mod roots;
 pub mod selection;
 
-use std::fmt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
-use sha2::{Digest, Sha256};
 
 use crate::base::env::{BAD_ROOT, Env, NO_ROOT, refuse_tilde};
 use crate::base::interrupt::{self, Folder};
 use crate::base::lock::{self, Failure, Mode};
 use crate::report::error::{Error, Result};
+
+use self::durable::{sync_folder, sync_tree};
+pub use self::key::{Key, KeyBuilder};
 
 crate::codes! {
     NO_LOCK = "KILN-0902", Machine, "the store's file system cannot lock files",
@@ -42,74 +45,6 @@ crate::codes! {
          store does not offer them. Choose a store on a local disk with `--store DIR`.";
     IN_THE_WAY = "KILN-0903", Machine, "something is in the way of a store entry",
         "A file or folder that setup did not write stands where an entry belongs. Move it away.";
-}
-
-/// A hash of everything that decides an entry's content; 128 bits are kept, since nobody gains by a collision.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(String);
-
-impl Key {
-    /// Starts a key for entries of `kind`, whose recipe has the given version.
-    pub fn builder(kind: &str, recipe: u32) -> KeyBuilder {
-        KeyBuilder(Sha256::new()).field("kind", kind).field("recipe", &recipe.to_string())
-    }
-
-    /// The key of an entry that is one file with this hash.
-    pub fn of_file(sha256: &crate::base::hash::Sha256) -> Self {
-        Key(sha256.to_string())
-    }
-}
-
-impl serde::Serialize for Key {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> serde::Deserialize<'de> for Key {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let plain = matches!(text.len(), 32 | 64)
-            && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        if plain {
-            Ok(Key(text))
-        } else {
-            Err(serde::de::Error::custom("expected a key of 32 hexadecimal digits"))
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", self.0)
-    }
-}
-
-/// Collects the fields of a [`Key`].
-pub struct KeyBuilder(Sha256);
-
-impl KeyBuilder {
-    /// Adds a named field. Lengths are hashed too, so no two lists of fields look alike.
-    #[must_use]
-    pub fn field(mut self, name: &str, value: &str) -> Self {
-        for part in [name, value] {
-            self.0.update((part.len() as u64).to_le_bytes());
-            self.0.update(part);
-        }
-        self
-    }
-
-    /// The key of all fields so far.
-    pub fn finish(self) -> Key {
-        let digest = self.0.finalize();
-        Key(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect())
-    }
 }
 
 /// The kinds of entries, each a folder of the store.
@@ -482,72 +417,8 @@ fn temporary_folder(parent: &Path, prefix: &str) -> Result<Folder> {
         .map_err(|error| Error::from(error).context(format!("cannot stage in {}", parent.display())))
 }
 
-/// Flushes every file and folder below `root` to disk.
-///
-/// Each one alone costs a commit of the file system's journal, which takes minutes for the thousands of files of a source
-/// tree and its crates. So where there are many and the system can, the whole file system is flushed at once.
-fn sync_tree(root: &Path) -> Result<()> {
-    let mut few = Vec::new();
-    if list_up_to(root, FEW, &mut few)? || !sync_file_system(root)? {
-        return sync_each(root);
-    }
-    Ok(())
-}
-
 /// As many files are flushed one by one: less than what others have just written to the same file system.
 const FEW: usize = 64;
-
-/// Lists what is below `root`, unless it is more than `most`; says whether that is all.
-fn list_up_to(root: &Path, most: usize, found: &mut Vec<PathBuf>) -> Result<bool> {
-    for entry in fs::read_dir(root)? {
-        let entry = entry?;
-        found.push(entry.path());
-        if found.len() > most || (entry.file_type()?.is_dir() && !list_up_to(&entry.path(), most, found)?) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn sync_each(root: &Path) -> Result<()> {
-    for entry in fs::read_dir(root)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            sync_each(&entry.path())?;
-        } else if kind.is_file() {
-            fs::File::open(entry.path())?.sync_all()?;
-        }
-    }
-    sync_folder(root)
-}
-
-/// Flushes the file system that holds `folder`; says whether the system can. It returns when everything is written, and
-/// since Linux 5.8 with an error if something could not be.
-#[cfg(target_os = "linux")]
-fn sync_file_system(folder: &Path) -> Result<bool> {
-    use rustix::io::Errno;
-    match rustix::fs::syncfs(fs::File::open(folder)?.file()) {
-        Ok(()) => Ok(true),
-        // A sandbox or an emulated kernel may lack it.
-        Err(Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP | Errno::PERM) => Ok(false),
-        Err(error) => Err(Error::from(std::io::Error::from(error))
-            .context(format!("cannot flush the file system of {}", folder.display()))),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn sync_file_system(_: &Path) -> Result<bool> {
-    Ok(false)
-}
-
-fn sync_folder(folder: &Path) -> Result<()> {
-    // Folders cannot be opened for syncing everywhere; the rename itself is atomic all the same.
-    if cfg!(unix) {
-        fs::File::open(folder)?.sync_all()?;
-    }
-    Ok(())
-}
 
 /// `seconds` since 1970 as `2026-07-04T12:00:00`, by the days-from-civil algorithm of Howard Hinnant.
 pub fn utc(seconds: u64) -> String {
@@ -565,141 +436,4 @@ pub fn utc(seconds: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store(root: &Path) -> Store {
-        Store { root: root.to_owned(), from: "test", patience: None }
-    }
-
-    fn key(text: &str) -> Key {
-        Key::builder("test", 1).field("text", text).finish()
-    }
-
-    #[test]
-    fn keys_differ_when_text_moves_between_fields() {
-        let one = Key::builder("k", 1).field("a", "bc").finish();
-        let two = Key::builder("k", 1).field("ab", "c").finish();
-        assert_ne!(one, two);
-        assert_eq!(one.to_string().len(), 32);
-    }
-
-    #[test]
-    fn g2_the_root_is_absolute_and_empty_counts_as_unset() {
-        let env = |pairs: &[(&str, &str)]| Env::of(pairs.iter().copied(), "/elsewhere");
-        let locate = |flag: Option<&str>, remembered: Option<&str>, env: &Env| {
-            Store::locate(flag.map(Path::new), remembered.map(Path::new), Path::new("/w"), env)
-                .map(|store| (store.root, store.from))
-        };
-        let home = ("HOME", "/h");
-        assert_eq!(locate(Some("rel"), None, &env(&[home])).unwrap(), ("/w/rel".into(), "--store"));
-        assert_eq!(locate(Some(""), None, &env(&[home])).unwrap(), ("/h/.cache/kiln".into(), "HOME"));
-        let set = env(&[home, ("KILN_STORE", "x/y")]);
-        assert_eq!(locate(None, Some("/last"), &set).unwrap(), ("/w/x/y".into(), "KILN_STORE"));
-        let set = env(&[home, ("KILN_STORE", ""), ("XDG_CACHE_HOME", "relative")]);
-        assert_eq!(locate(None, None, &set).unwrap(), ("/h/.cache/kiln".into(), "HOME"));
-        let set = env(&[home, ("XDG_CACHE_HOME", "/c")]);
-        assert_eq!(locate(None, None, &set).unwrap(), ("/c/kiln".into(), "XDG_CACHE_HOME"));
-        let error = locate(None, None, &env(&[])).unwrap_err();
-        assert_eq!(error.code().id, "KILN-0901");
-        assert_eq!(error.hint_text(), Some("give one with --store DIR"));
-    }
-
-    #[test]
-    fn e3_an_incomplete_entry_is_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        let entry = store.entry(Kind::Source, &key("a"));
-        fs::create_dir_all(&entry).unwrap();
-        fs::write(entry.join("half"), "x").unwrap();
-
-        let staging = store.stage(Kind::Source, &key("a")).unwrap();
-        fs::write(staging.path().join("done"), "1").unwrap();
-        assert_eq!(staging.publish().unwrap(), entry);
-        assert!(entry.join("done").is_file() && !entry.join("half").exists());
-        assert_eq!(
-            fs::read_dir(folder.path().join("sources")).unwrap().count(),
-            1,
-            "staging was left behind"
-        );
-    }
-
-    #[test]
-    fn e3_a_file_in_the_way_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        let entry = store.entry(Kind::Source, &key("a"));
-        let staging = store.stage(Kind::Source, &key("a")).unwrap();
-        fs::write(&entry, "a file").unwrap();
-        let error = staging.publish().unwrap_err();
-        assert_eq!(error.code().id, "KILN-0903");
-        assert_eq!(fs::read_to_string(&entry).unwrap(), "a file");
-    }
-
-    #[test]
-    fn e8_a_dropped_staging_folder_leaves_nothing_and_a_killed_one_is_swept_by_the_next_of_its_key() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        drop(store.stage(Kind::Backend, &key("a")).unwrap());
-        // What SIGKILL leaves.
-        let killed = store.stage(Kind::Backend, &key("a")).unwrap().folder.keep();
-        fs::write(killed.join("half"), "x").unwrap();
-        let other = store.stage(Kind::Backend, &key("b")).unwrap();
-        drop(store.stage(Kind::Backend, &key("a")).unwrap());
-        assert!(!killed.exists() && other.path().exists(), "another key's staging may be in use");
-    }
-
-    #[test]
-    fn few_files_are_flushed_one_by_one_and_many_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        for (count, few) in [(FEW, true), (FEW + 1, false)] {
-            let staging = store.stage(Kind::Source, &key("a")).unwrap();
-            fs::create_dir(staging.path().join("inner")).unwrap();
-            for file in 1..count {
-                fs::write(staging.path().join(format!("inner/{file}")), "x").unwrap();
-            }
-            assert_eq!(list_up_to(staging.path(), FEW, &mut Vec::new()).unwrap(), few);
-            sync_tree(staging.path()).unwrap();
-            let entry = staging.publish().unwrap();
-            assert_eq!(fs::read_dir(entry.join("inner")).unwrap().count(), count - 1);
-        }
-        assert_eq!(sync_file_system(folder.path()).unwrap(), cfg!(target_os = "linux"));
-    }
-
-    #[test]
-    fn e6_a_lock_file_alone_does_not_block() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        fs::create_dir_all(folder.path().join("locks")).unwrap();
-        fs::write(folder.path().join("locks/x.lock"), "process 1 (since long ago)").unwrap();
-        let told = std::cell::Cell::new(false);
-        let _lock = store.lock("x", &|_| told.set(true)).unwrap();
-        assert!(!told.get(), "a file left by a dead process is no lock");
-    }
-
-    #[test]
-    fn e1_a_held_lock_names_its_holder() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = store(folder.path());
-        let first = store.lock("x", &|_| {}).unwrap();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            let second = store.clone();
-            scope.spawn(move || {
-                let _lock = second.lock("x", &|text| sender.send(text.to_owned()).unwrap()).unwrap();
-            });
-            let told = receiver.recv().unwrap();
-            let pid = std::process::id();
-            assert!(told.starts_with(&format!("waiting for process {pid} (since 2")), "{told}");
-            drop(first);
-        });
-    }
-
-    #[test]
-    fn utc_follows_the_calendar() {
-        assert_eq!(utc(0), "1970-01-01T00:00:00");
-        assert_eq!(utc(951_827_696), "2000-02-29T12:34:56");
-        assert_eq!(utc(1_783_151_974), "2026-07-04T07:59:34");
-    }
-}
+mod tests;

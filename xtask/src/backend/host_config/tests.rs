@@ -1,4 +1,3 @@
-
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
 use insta::assert_snapshot;

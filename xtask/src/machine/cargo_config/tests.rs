@@ -1,4 +1,3 @@
-
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::symlink;

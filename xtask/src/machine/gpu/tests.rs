@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::machine::probe::tests::script;
 

@@ -1,4 +1,3 @@
-
 use std::io::Cursor;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::{Duration, SystemTime};
