@@ -29,7 +29,7 @@ pub fn consume(bytes: Vec<u8>) -> Result<()> {
         }
     }
     let model = Model::from_gguf(file)?;
-    let options = Options { batch: 4, level: Level::best(), memory: Some(MEMORY), ..Options::new(8, 1) };
+    let options = Options { batch: 4, level: Level::fastest(), memory: Some(MEMORY), ..Options::new(8, 1) };
     let _ = MemoryNeed::of(&model, &options).total();
     let mut backend = Cpu::load(model, options)?;
     let last = backend.vocabulary() as u32 - 1;

@@ -1,4 +1,3 @@
-
 use super::durable::{list_up_to, sync_file_system};
 use super::*;
 

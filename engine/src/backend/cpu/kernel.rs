@@ -17,50 +17,69 @@ use crate::error::{Error, Result};
 use crate::gguf::TensorType;
 use crate::quant;
 
-/// A level of instructions.
+/// The instruction sets that there is code for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// What the compiler was told that every processor has.
+pub(super) enum Instructions {
     Portable,
-    /// NEON, which every AArch64 processor has.
     Neon,
-    /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI.
     Avx512,
 }
 
-impl Level {
-    /// All levels, slowest first.
-    pub const ALL: [Level; 4] = [Level::Portable, Level::Neon, Level::Avx2, Level::Avx512];
+/// A level of instructions that this processor has. Only detection makes one, so that code for a level cannot be reached
+/// on a processor without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level(Instructions);
 
-    /// Whether this processor has the level.
-    pub fn is_available(self) -> bool {
-        match self {
-            Level::Portable => true,
-            Level::Neon => cfg!(target_arch = "aarch64"),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                std::is_x86_feature_detected!("avx2")
-                    && std::is_x86_feature_detected!("fma")
-                    && std::is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Level::Avx2.is_available()
-                    && std::is_x86_feature_detected!("avx512f")
-                    && std::is_x86_feature_detected!("avx512bw")
-                    && std::is_x86_feature_detected!("avx512vl")
-                    && std::is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Level::Avx2 | Level::Avx512 => false,
+/// The features of a level: a list of their names, and whether this processor has all of them. A test holds every
+/// `target_feature` of the backend to these lists.
+macro_rules! features {
+    ($list:ident, $has:ident: $($feature:tt)+) => {
+        #[cfg(all(test, target_arch = "x86_64"))]
+        const $list: &[&str] = &[$($feature),+];
+
+        #[cfg(target_arch = "x86_64")]
+        fn $has() -> bool {
+            $(std::is_x86_feature_detected!($feature))&&+
         }
+    };
+}
+features!(AVX2, has_avx2: "avx2" "fma" "f16c");
+features!(AVX512, has_avx512: "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni");
+
+impl Instructions {
+    const ALL: [Instructions; 4] =
+        [Instructions::Portable, Instructions::Neon, Instructions::Avx2, Instructions::Avx512];
+
+    fn is_available(self) -> bool {
+        match self {
+            // What the compiler was told that every processor has.
+            Instructions::Portable => true,
+            // Every AArch64 processor has it. Miri runs the portable code alone.
+            Instructions::Neon => cfg!(all(target_arch = "aarch64", not(miri))),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Instructions::Avx2 => has_avx2(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Instructions::Avx512 => has_avx512(),
+            #[cfg(any(not(target_arch = "x86_64"), miri))]
+            Instructions::Avx2 | Instructions::Avx512 => false,
+        }
+    }
+}
+
+impl Level {
+    /// The level that every processor has.
+    pub const PORTABLE: Level = Level(Instructions::Portable);
+
+    /// All levels of this processor, slowest first: `portable`, `neon`, `avx2` (with FMA and F16C), `avx512` (F, BW, DQ, VL
+    /// and VNNI).
+    pub fn detected() -> Vec<Level> {
+        Instructions::ALL.into_iter().filter(|set| set.is_available()).map(Level).collect()
     }
 
     /// The fastest level that this processor has.
-    pub fn best() -> Level {
-        Level::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Level::Portable)
+    pub fn fastest() -> Level {
+        Level::detected().last().copied().unwrap_or(Level::PORTABLE)
     }
 
     /// The level of this name, if this processor has it.
@@ -68,24 +87,29 @@ impl Level {
     /// # Errors
     /// [`Error::Request`] that says which levels there are.
     pub fn from_name(name: &str) -> Result<Level> {
-        let available: Vec<Level> = Level::ALL.into_iter().filter(|level| level.is_available()).collect();
-        available.iter().copied().find(|level| level.to_string() == name).ok_or_else(|| {
-            let names: Vec<String> = available.iter().map(Level::to_string).collect();
+        let detected = Level::detected();
+        detected.iter().copied().find(|level| level.to_string() == name).ok_or_else(|| {
+            let names: Vec<String> = detected.iter().map(Level::to_string).collect();
             Error::Request(format!(
                 "instruction level {name:?} is not available here; these are: {}",
                 names.join(", ")
             ))
         })
     }
+
+    /// The instructions: this processor has them.
+    pub(super) fn instructions(self) -> Instructions {
+        self.0
+    }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Level::Portable => "portable",
-            Level::Neon => "neon",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
+        f.pad(match self.0 {
+            Instructions::Portable => "portable",
+            Instructions::Neon => "neon",
+            Instructions::Avx2 => "avx2",
+            Instructions::Avx512 => "avx512",
         })
     }
 }
@@ -163,7 +187,7 @@ const _: () = assert!(Q5_0::FORMAT.bias == Q8_0::FORMAT.bias && !Q5_0::FORMAT.ni
 /// The products of a panel's rows with up to [`super::panel::COLUMNS`] columns.
 ///
 /// # Panics
-/// If a length does not agree or the level is not available.
+/// If a length does not agree.
 pub fn panel(
     level: Level,
     kind: TensorType,
@@ -185,17 +209,17 @@ pub fn panel(
     );
     with_packing!(kind, P => {
         assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
-        match level {
-            Level::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
+        match level.instructions() {
+            Instructions::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller has asked `is_available`, and the lengths are checked above.
-            Level::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
+            // SAFETY: only detection makes a level, and the lengths are checked above.
+            Instructions::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
+            Instructions::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
-            Level::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
+            Instructions::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
             #[allow(unreachable_patterns)]
             _ => panic!("{level} is not available"),
         }
@@ -222,16 +246,16 @@ macro_rules! leveled {
             #[allow(clippy::too_many_arguments)]
             fn avx512($($arg: $type),*) $(-> $out)? { walk($($arg),*) }
 
-            match level {
-                Level::Portable | Level::Neon => walk($($arg),*),
+            match level.instructions() {
+                Instructions::Portable | Instructions::Neon => walk($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a level is only used where `is_available` holds.
-                Level::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: only detection makes a level.
+                Instructions::Avx2 => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                Level::Avx512 => unsafe { avx512($($arg),*) },
+                Instructions::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
-                Level::Avx2 | Level::Avx512 => walk($($arg),*),
+                Instructions::Avx2 | Instructions::Avx512 => walk($($arg),*),
             }
         }
     };
@@ -334,10 +358,10 @@ pub fn attend(
     out: &mut [f32],
 ) {
     let width = heads.width;
-    let vector = match level {
-        Level::Portable | Level::Neon => 0,
-        Level::Avx2 => 32,
-        Level::Avx512 => 64,
+    let vector = match level.instructions() {
+        Instructions::Portable | Instructions::Neon => 0,
+        Instructions::Avx2 => 32,
+        Instructions::Avx512 => 64,
     };
     if vector == 0 || !width.is_multiple_of(vector) {
         for (index, out) in out.chunks_exact_mut(width).enumerate() {
@@ -365,7 +389,7 @@ pub fn attend(
                         );
                     }
                 }
-                // SAFETY: a level is only used where `is_available` holds.
+                // SAFETY: only detection makes a level.
                 unsafe {
                     match out.len() / width {
                         1 => call::<1>(heads, positions, scores, partials, out),
@@ -376,8 +400,8 @@ pub fn attend(
                 }
             }};
         }
-        match level {
-            Level::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
+        match level.instructions() {
+            Instructions::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
             _ => on!(F32x8, "avx2,fma,f16c"),
         }
     }
@@ -386,4 +410,42 @@ pub fn attend(
 /// Decodes a row of a tensor.
 pub fn decode(kind: TensorType, row: &[u8], out: &mut [f32]) {
     quant::decode(kind, row, out);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::{AVX2, AVX512};
+
+    /// Every feature that code is compiled for is one that its level detects.
+    #[test]
+    fn no_code_is_compiled_for_a_feature_that_is_not_detected() {
+        let sources = [
+            ("avx2.rs", include_str!("avx2.rs")),
+            ("avx512.rs", include_str!("avx512.rs")),
+            ("attend.rs", include_str!("attend.rs")),
+            ("vector.rs", include_str!("vector.rs")),
+            ("kernel.rs", include_str!("kernel.rs")),
+        ];
+        let mut lists = 0;
+        for (name, source) in sources {
+            for literal in source.split('"').skip(1).step_by(2) {
+                let features: Vec<&str> = literal.split(',').collect();
+                if !features.contains(&"fma") || features.len() < 2 {
+                    continue;
+                }
+                let detected = if literal.contains("avx512") { AVX512 } else { AVX2 };
+                for feature in features {
+                    assert!(
+                        detected.contains(&feature),
+                        "{name}: {literal:?} has {feature}, which nothing detects"
+                    );
+                }
+                lists += 1;
+            }
+            let enabled = source.matches("#[target_feature(enable = ").count();
+            let spelled = source.matches("#[target_feature(enable = \"").count();
+            assert!(enabled == spelled || name == "kernel.rs", "{name}: a feature list that cannot be read");
+        }
+        assert!(lists >= 5, "only {lists} lists of features were found");
+    }
 }

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::machine::probe::tests::{executable, script};
 use crate::report::decision::Candidate;
