@@ -7,6 +7,7 @@
 //! source is found. [`compile`] takes the place as an argument, so that `verify --rebuild` follows the same recipe.
 
 pub mod checkout;
+pub mod cost;
 pub mod host_config;
 mod load_check;
 mod recipe;
@@ -22,6 +23,7 @@ use crate::base::hash::Sha256;
 use crate::machine::child;
 use crate::machine::llc::Tools;
 use crate::machine::toolchain::Toolchain;
+use crate::pins::outputs::{Output, Recorded};
 use crate::pins::{Pin, PinnedPatch};
 use crate::report::error::{Error, Result};
 use crate::report::progress::Progress;
@@ -31,6 +33,7 @@ use crate::store::record::CHANGED;
 use crate::store::record::{self, Statement};
 use crate::store::{Key, Kind, Store};
 
+use self::cost::Cost;
 pub use self::load_check::load;
 use self::load_check::load_check;
 pub use self::recipe::{Built, compile};
@@ -54,6 +57,12 @@ crate::codes! {
          and the chosen llc, and its PTX is checked. That failed, so the backend is not published. Check the \
          llc, opt and rustc that `cargo xtask doctor` shows; the cause below the message is what the compiler \
          said.";
+    OTHER_OUTPUT = "KILN-0916", Refusal, "the build gave another backend than PROVENANCE records",
+        "PROVENANCE records the sha256 of what these very inputs (source, patches, lock file, rustc, recipe) gave elsewhere. \
+         This build gave something else, so that something which decides bits is not among the inputs: a damaged rustc or \
+         crate, a disk or memory error, or a fault of kiln. `cargo xtask verify --rebuild` builds once more in another \
+         folder and says what differs; compare record.json with that of a machine which gives the recorded bytes. Where the other result is meant, \
+         `cargo xtask setup --accept` records it beside.";
 }
 
 /// Version of the recipe; part of the key.
@@ -180,6 +189,56 @@ fn verify_folder(folder: &Path, key: &Key) -> Result<Backend> {
     Ok(Backend { key: key.clone(), library, library_sha256, cargo_oxide, record })
 }
 
+impl Backend {
+    /// What it is, as PROVENANCE records it.
+    pub fn output(&self, toolchain: &Toolchain) -> Result<Output> {
+        output(&self.key, &self.record, toolchain)
+    }
+
+    /// What its build took, where that was recorded.
+    pub fn cost(&self) -> Option<Cost> {
+        Cost::of(&self.record)
+    }
+}
+
+fn output(key: &Key, record: &Statement, toolchain: &Toolchain) -> Result<Output> {
+    let subject = |name: &str| {
+        let missing = || Error::new(&CHANGED, format!("the record has no sha256 of {name}"));
+        record.subject_sha256(name).ok_or_else(|| missing().hint("run: cargo xtask setup"))
+    };
+    Ok(Output {
+        host: toolchain.version.host.clone(),
+        rustc: toolchain.version.commit_hash.clone(),
+        key: key.to_string(),
+        backend_sha256: subject(&library_name())?,
+        cargo_oxide_sha256: subject(&cargo_oxide_name())?,
+    })
+}
+
+/// Refuses what is not the recorded output of its inputs. Says whether there is a record.
+///
+/// # Errors
+/// [`OTHER_OUTPUT`]
+pub fn check_output(pin: &Pin, built: &Output) -> Result<bool> {
+    let recorded = match pin.recorded(built) {
+        Recorded::Same => return Ok(true),
+        Recorded::Nothing => return Ok(false),
+        Recorded::Other(recorded) => recorded,
+    };
+    let mut what = format!("the backend of key {} is not the one that PROVENANCE records", built.key);
+    for (name, recorded, found) in [
+        (library_name(), recorded.backend_sha256, built.backend_sha256),
+        (cargo_oxide_name(), recorded.cargo_oxide_sha256, built.cargo_oxide_sha256),
+    ] {
+        if recorded != found {
+            what.push_str(&format!("\n  {name}\n    recorded: {recorded}\n    found:    {found}"));
+        }
+    }
+    Err(Error::new(&OTHER_OUTPUT, what).hint(
+        "find what differs with: cargo xtask verify --rebuild; to record this result beside the other: cargo xtask setup --accept",
+    ))
+}
+
 /// What making the backend needs.
 pub struct Making<'a> {
     /// Where things go.
@@ -198,6 +257,8 @@ pub struct Making<'a> {
     pub crates: Option<&'a Vendored>,
     /// Nothing may be downloaded.
     pub offline: bool,
+    /// Another result than the recorded one is taken, too.
+    pub accept: bool,
     /// The process environment.
     pub env: &'a Env,
     /// Told what happens.
@@ -226,6 +287,7 @@ pub fn make(making: &Making<'_>) -> Result<Backend> {
     let key = key(making.pin, &making.source.key, making.toolchain);
     let _lock = store.lock(&Kind::Backend.lock_name(&key), &|text| making.progress.note(text))?;
     if let Ok(backend) = verify(store, &key) {
+        refuse_other(&backend.record, &key, making)?;
         return Ok(backend);
     }
     let started = now();
@@ -247,7 +309,8 @@ pub fn make(making: &Making<'_>) -> Result<Backend> {
     let scratch = tempfile::Builder::new().prefix("load-check-").tempdir_in(&target)?;
     let ptx = load_check(making, &staging.path().join(library_name()), scratch.path())?;
     checkpoint::pass("backend-checked", making.env);
-    let record = statement(making, &key, staging.path(), &ptx, started)?;
+    let record = statement(making, &key, staging.path(), &ptx, &built.cost, started)?;
+    refuse_other(&record, &key, making)?;
     record.save(staging.path())?;
     checkpoint::pass("backend-publishing", making.env);
     staging.publish()?;
@@ -257,12 +320,20 @@ pub fn make(making: &Making<'_>) -> Result<Backend> {
     verify(store, &key)
 }
 
+fn refuse_other(record: &Statement, key: &Key, making: &Making<'_>) -> Result<()> {
+    if !making.accept {
+        check_output(making.pin, &output(key, record, making.toolchain)?)?;
+    }
+    Ok(())
+}
+
 /// Takes a backend that was built elsewhere, after checking it against its own record and with the load check here.
 ///
 /// A record proves nothing about who wrote it: the caller vouches for `folder`, by a hash that the user gave.
 ///
 /// # Errors
-/// It is a backend of other inputs, its files are not those of its record ([`CHANGED`]), or it fails the load check.
+/// It is a backend of other inputs, its files are not those of its record ([`CHANGED`]), it is not the one that PROVENANCE
+/// records ([`OTHER_OUTPUT`]), or it fails the load check.
 pub fn import(folder: &Path, making: &Making<'_>) -> Result<Backend> {
     let store = making.store;
     let key = key(making.pin, &making.source.key, making.toolchain);
@@ -270,7 +341,7 @@ pub fn import(folder: &Path, making: &Making<'_>) -> Result<Backend> {
     if let Ok(backend) = verify(store, &key) {
         return Ok(backend);
     }
-    verify_folder(folder, &key)?;
+    refuse_other(&verify_folder(folder, &key)?.record, &key, making)?;
     let staging = store.stage(Kind::Backend, &key)?;
     for name in [library_name(), cargo_oxide_name(), record::FILE_NAME.to_owned()] {
         fs::copy(folder.join(&name), staging.path().join(&name))?;

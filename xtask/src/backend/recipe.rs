@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use fs_err as fs;
 
+use super::cost::{Cost, Meter};
 use super::{
     BUILD_FAILED, FETCH_FAILED, METADATA_LIMIT, Making, NO_ARTIFACT, PROFILE, Place, cargo_oxide_name,
 };
@@ -119,6 +120,8 @@ pub struct Built {
     pub library: PathBuf,
     /// The program.
     pub cargo_oxide: PathBuf,
+    /// What the build took.
+    pub cost: Cost,
 }
 
 /// The recipe: fetches the crates and builds, in `place`. Publishes nothing.
@@ -142,6 +145,7 @@ pub fn compile(making: &Making<'_>, place: &Place<'_>) -> Result<Built> {
         command.arg("--quiet");
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let meter = Meter::start();
     let mut child = command.spawn().map_err(|error| {
         Error::new(&BUILD_FAILED, format!("cannot start {}", command.get_program().display())).cause(error)
     })?;
@@ -157,6 +161,8 @@ pub fn compile(making: &Making<'_>, place: &Place<'_>) -> Result<Built> {
             "read the first error above; what is built already is kept, so the next run goes on from there",
         ));
     }
+    let fresh = artifacts.iter().filter(|artifact| artifact.fresh).count();
+    let cost = meter.finish(artifacts.len() - fresh, fresh > 0);
     let of = |package: &str, is_it: &dyn Fn(&Path) -> bool| {
         let files = artifacts.iter().filter(|artifact| artifact.package == package);
         files.flat_map(|artifact| &artifact.files).find(|file| is_it(file)).cloned().ok_or_else(|| {
@@ -170,12 +176,15 @@ pub fn compile(making: &Making<'_>, place: &Place<'_>) -> Result<Built> {
         cargo_oxide: of(&cargo_oxide, &|file| {
             file.file_name().is_some_and(|name| name == cargo_oxide_name().as_str())
         })?,
+        cost,
     })
 }
 
 pub(super) struct Artifact {
     pub(super) package: String,
     pub(super) files: Vec<PathBuf>,
+    /// It was there before.
+    fresh: bool,
 }
 
 /// Reads one line of Cargo's JSON messages.
@@ -186,7 +195,8 @@ pub(super) fn artifact(line: &str) -> Option<Artifact> {
     }
     let manifest = Path::new(message["manifest_path"].as_str()?);
     let files = message["filenames"].as_array()?.iter().filter_map(|file| file.as_str().map(PathBuf::from));
-    Some(Artifact { package: package_name(manifest.parent()?).ok()?, files: files.collect() })
+    let fresh = message["fresh"] == true;
+    Some(Artifact { package: package_name(manifest.parent()?).ok()?, files: files.collect(), fresh })
 }
 
 /// The name of the package in `folder`.

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use fs_err as fs;
 use serde_json::json;
 
+use super::cost::Cost;
 use super::{LOAD_CHECK_ARCH, Making, PROFILE, RECIPE, cargo_oxide_name, library_name};
 use crate::base::hash::Sha256;
 use crate::report::error::Result;
@@ -17,6 +18,7 @@ pub(super) fn statement(
     key: &Key,
     staged: &Path,
     ptx: &str,
+    cost: &Cost,
     started: String,
 ) -> Result<Statement> {
     let pin = making.pin;
@@ -73,7 +75,7 @@ pub(super) fn statement(
             version: [("xtask".to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into(),
         },
         metadata: Metadata { started_on: started, finished_on: now() },
-        byproducts: vec![load_check],
+        byproducts: vec![load_check, cost.resource()],
     };
     Ok(Statement::new(vec![file(&library_name())?, file(&cargo_oxide_name())?], definition, run))
 }

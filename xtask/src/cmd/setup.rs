@@ -14,6 +14,8 @@ use crate::base::env::Env;
 use crate::base::hash::Sha256;
 use crate::cmd::cli::Common;
 use crate::machine::toolchain::{NO_RUSTC_DEV, Toolchain};
+use crate::pins::Pin;
+use crate::pins::outputs::{self, Output, Recorded};
 use crate::plan::Plan;
 use crate::report::decision::{Problem, Thoroughness};
 use crate::report::error::{ACCESS, Error, READ_ONLY, Result};
@@ -56,6 +58,10 @@ pub struct Setup {
     /// toolkit. They are NVIDIA's, under NVIDIA's licence
     #[arg(long, value_name = "wheels")]
     cuda: Option<CudaParts>,
+
+    /// Record what was built in PROVENANCE, beside the recorded results: for another host or build of rustc
+    #[arg(long)]
+    accept: bool,
 
     /// Use no network: the source must be in the store or given, the crates in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
@@ -127,6 +133,9 @@ impl Setup {
         let flags = plan.host_flags.require()?;
 
         let mut steps = steps(&plan, &origin);
+        if self.accept {
+            steps.push("record the digests of the backend in PROVENANCE".to_owned());
+        }
         if bundle.is_some() && vendor::find(store, &pins.pin, workspace)?.is_none() {
             steps.push("verify the crates in the bundle and lay them into the store".to_owned());
         }
@@ -219,6 +228,7 @@ impl Setup {
             tools,
             crates: crates.as_ref(),
             offline,
+            accept: self.accept,
             env,
             progress: progress.as_ref(),
         };
@@ -233,7 +243,13 @@ impl Setup {
             }
             (None, _) => backend::make(&making)?,
         };
+        let built = backend.output(toolchain)?;
         let lock = checkout::lock(workspace, self.common.lock_limit(), progress.as_ref())?;
+        if self.accept {
+            accept(&pins.pin, &built, workspace, progress.as_ref())?;
+        } else if !backend::check_output(&pins.pin, &built)? {
+            progress.note(NOT_RECORDED);
+        }
         checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
         checkpoint::pass("configuring", env);
@@ -264,6 +280,19 @@ impl Setup {
         output::line("next      cargo xtask build --arch sm_NN")?;
         Ok(0)
     }
+}
+
+/// Said where nothing says what must come out.
+const NOT_RECORDED: &str = "PROVENANCE does not record what these inputs give with this rustc on this host, so the result is \
+                            not compared; cargo xtask setup --accept records it";
+
+/// Records `output`, unless it is recorded.
+fn accept(pin: &Pin, output: &Output, workspace: &Path, progress: &dyn Progress) -> Result<()> {
+    if pin.recorded(output) != Recorded::Same {
+        outputs::record(workspace, output)?;
+        progress.note(&format!("PROVENANCE records {} for {}", output.backend_sha256, output.host));
+    }
+    Ok(())
 }
 
 /// What there is to do, in order.

@@ -216,6 +216,7 @@ impl Verify {
             tools: plan.tools()?,
             crates: Some(&crates),
             offline: true,
+            accept: false,
             env,
             progress,
         };

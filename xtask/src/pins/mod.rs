@@ -3,6 +3,7 @@
 //! Reading alone: what changes the file (`cargo xtask pin`, the `--bless` verbs) is not here, and neither is what
 //! the pinned inputs are compared with.
 
+pub mod outputs;
 mod raw;
 mod values;
 
@@ -72,6 +73,8 @@ pub struct Pin {
     pub kernels: Kernels,
     /// NVIDIA's wheels with the parts of a CUDA toolkit: `[[cuda]]`.
     pub cuda: Vec<CudaWheel>,
+    /// What a build must give: `[[output]]`.
+    pub outputs: Vec<outputs::Output>,
     /// The models that can be fetched: `[[model]]`.
     pub models: Vec<Model>,
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::outputs::Output;
 use super::values::{PatchName, cuda_release};
 use super::{CudaWheel, Kernels, Llvm, Model, Patch, Pin, Source, Toolchain};
 use crate::base::hash::Sha256;
@@ -23,6 +24,8 @@ pub(super) struct RawPin {
     pub(super) llvm: Table<RawLlvm>,
     pub(super) libnvvm: Option<Table<RawLibNvvm>>,
     pub(super) kernels: Table<Kernels>,
+    #[serde(default)]
+    pub(super) output: Vec<Table<Output>>,
     #[serde(default)]
     pub(super) model: Vec<Spanned<Table<Model>>>,
     #[serde(default)]
@@ -140,8 +143,10 @@ impl RawPin {
             models.push(model);
         }
 
+        let outputs = self.output.into_iter().map(|Table(output)| output).collect();
         Ok(Pin {
             models,
+            outputs,
             cuda,
             source: self.source.0,
             patches,

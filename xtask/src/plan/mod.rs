@@ -468,6 +468,20 @@ fn resolve_backend(
                 "it was built from this source, these patches and this rustc (key {key}), and its sha256 is the recorded {}",
                 backend.library_sha256
             );
+            decision.notes.extend(backend.cost().map(|cost| format!("its build took {cost}")));
+            match backend.output(toolchain).and_then(|output| backend::check_output(&pins.pin, &output)) {
+                Ok(true) => decision.notes.push("its bytes are those that PROVENANCE records".to_owned()),
+                Ok(false) => decision.notes.push(
+                    "PROVENANCE does not record what these inputs give with this rustc on this host"
+                        .to_owned(),
+                ),
+                Err(error) => {
+                    let rejected = Verdict::Rejected(error.message().to_owned());
+                    decision.consider(backend.library.display(), "the store", rejected);
+                    decision.why.clear();
+                    return failed(decision, error);
+                }
+            }
             decision.consider(backend.library.display(), "the store", Verdict::Chosen);
             Resolved { decision, value: Some(backend) }
         }
