@@ -84,7 +84,7 @@ fn unknown_and_misspelt_keys() {
         7 | lock = "Cargo.lock"
         "#);
     assert_snapshot!(error_with("[llvm]", "[lllvm]"), @"
-        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `libnvvm`, `kernels`, `model`, `cuda`
+        PROVENANCE:20:2: unknown field `lllvm`, expected one of `source`, `patch`, `toolchain`, `llvm`, `libnvvm`, `kernels`, `output`, `model`, `cuda`
            |
         19 |
         20 | [lllvm]
