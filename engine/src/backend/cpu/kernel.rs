@@ -6,6 +6,7 @@
 use std::fmt;
 
 use kiln_kernels::attention::{self, Rows};
+use kiln_kernels::blocks;
 use kiln_kernels::{Host, HostLanes, LANES, math};
 
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +16,7 @@ use super::panel::{Column, Format, Partials, ROWS};
 use super::portable;
 use crate::error::{Error, Result};
 use crate::gguf::TensorType;
+use crate::gguf::table::tensor_types;
 use crate::quant;
 
 /// The instruction sets that there is code for.
@@ -121,68 +123,39 @@ pub trait Packing {
 }
 
 macro_rules! packings {
-    ($($name:ident)+) => { $(
-        struct $name;
-        impl Packing for $name {
-            const FORMAT: Format = match Format::of(TensorType::$name) {
+    (
+        floats { $($float:ident: $float_number:literal, $float_name:literal, $float_bytes:literal, $float_doc:literal;)+ }
+        quantised { $(
+            $block:ident: $number:literal, $name:literal, $len:literal, $bytes:literal, $quant:literal, $factor:literal,
+            ($scale:literal, $min:expr), $family:ident { $($field:ident: $value:expr),* }, $doc:literal;
+        )+ }
+    ) => {
+        $(impl Packing for blocks::$block {
+            const FORMAT: Format = match Format::of(TensorType::$block) {
                 Some(format) => format,
-                None => panic!("not a quantised type"),
+                None => panic!("a quantised type has a packing"),
             };
-        }
-    )+ };
-}
-packings!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl);
+        })+
 
-macro_rules! with_packing {
-    ($kind:expr, $alias:ident => $body:expr) => {
-        match $kind {
-            TensorType::Q4_0 => {
-                type $alias = Q4_0;
-                $body
+        /// [`packed_panel`] for the packing of `kind`.
+        #[allow(clippy::too_many_arguments)]
+        fn panel_of(
+            kind: TensorType,
+            level: Level,
+            bytes: &[u8],
+            parts: usize,
+            columns: &[Column<'_>],
+            partials: &mut Partials,
+            results: &mut [[f32; ROWS]],
+        ) {
+            match kind {
+                $(TensorType::$block => packed_panel::<blocks::$block>(level, bytes, parts, columns, partials, results),)+
+                $(TensorType::$float)|+ => panic!("{kind} is not packed"),
             }
-            TensorType::Q4_1 => {
-                type $alias = Q4_1;
-                $body
-            }
-            // The same packing as q8_0.
-            TensorType::Q5_0 | TensorType::Q8_0 => {
-                type $alias = Q8_0;
-                $body
-            }
-            TensorType::Q5_1 => {
-                type $alias = Q5_1;
-                $body
-            }
-            TensorType::Q2K => {
-                type $alias = Q2K;
-                $body
-            }
-            TensorType::Q3K => {
-                type $alias = Q3K;
-                $body
-            }
-            TensorType::Q4K => {
-                type $alias = Q4K;
-                $body
-            }
-            TensorType::Q5K => {
-                type $alias = Q5K;
-                $body
-            }
-            TensorType::Q6K => {
-                type $alias = Q6K;
-                $body
-            }
-            TensorType::Iq4Nl => {
-                type $alias = Iq4Nl;
-                $body
-            }
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => panic!("{} is not packed", $kind),
         }
     };
 }
-
-const _: () = assert!(Q5_0::FORMAT.bias == Q8_0::FORMAT.bias && !Q5_0::FORMAT.nibble && !Q5_0::FORMAT.min);
+tensor_types!(packings);
 
 /// The products of a panel's rows with up to [`super::panel::COLUMNS`] columns.
 ///
@@ -207,23 +180,35 @@ pub fn panel(
         fits && columns.len() <= partials.0.len() && columns.len() <= results.len(),
         "columns of {parts} parts"
     );
-    with_packing!(kind, P => {
-        assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
-        match level.instructions() {
-            Instructions::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: only detection makes a level, and the lengths are checked above.
-            Instructions::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Instructions::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
-            Instructions::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
-            #[allow(unreachable_patterns)]
-            _ => panic!("{level} is not available"),
-        }
-    })
+    panel_of(kind, level, bytes, parts, columns, partials, results);
+}
+
+/// [`panel`] for one packing; the columns are checked.
+fn packed_panel<P: Packing>(
+    level: Level,
+    bytes: &[u8],
+    parts: usize,
+    columns: &[Column<'_>],
+    partials: &mut Partials,
+    results: &mut [[f32; ROWS]],
+) {
+    assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
+    match level.instructions() {
+        Instructions::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only detection makes a level, and the lengths are checked above.
+        Instructions::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Instructions::Avx512 => unsafe {
+            super::avx512::panel::<P>(bytes, parts, columns, partials, results)
+        },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
+        Instructions::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
+        #[allow(unreachable_patterns)]
+        _ => panic!("{level} is not available"),
+    }
 }
 
 /// Compiles a walk for each level and calls the right one.

@@ -9,7 +9,7 @@ use crate::gguf::TensorType;
 use crate::quant;
 
 fn quantised_types() -> impl Iterator<Item = TensorType> {
-    TensorType::ALL.into_iter().filter(|kind| Format::of(*kind).is_some())
+    TensorType::ALL.into_iter().filter(|kind| kind.is_quantised())
 }
 
 struct Rng(u64);
@@ -25,16 +25,11 @@ impl Rng {
 fn random_rows(rng: &mut Rng, kind: TensorType, rows: usize, columns: usize, wild: bool) -> Vec<u8> {
     let row_bytes = kind.row_bytes(columns).unwrap_or(0);
     let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| rng.next() as u8).collect();
-    let places: &[usize] = match kind {
-        TensorType::Q2K => &[80, 82],
-        TensorType::Q3K => &[108],
-        TensorType::Q6K => &[208],
-        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
-        _ => &[0],
-    };
+    let (scale, min) = kind.half_places().expect("quantised");
+    let places = [scale].into_iter().chain(min);
     if !wild {
         for block in bytes.chunks_exact_mut(kind.block_bytes()) {
-            for place in places {
+            for place in places.clone() {
                 block[place + 1] = block[place + 1] & 0x83 | 0x14 | (rng.next() as u8 & 8);
             }
         }
