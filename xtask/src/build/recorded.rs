@@ -115,7 +115,7 @@ pub fn compare_with_record(
     Ok(found)
 }
 
-/// Builds with `plan` and compares with the record; the differences, one phrase each. With `planted`, one recorded digest
+/// Builds with `plan` and compares with the record; the differences, one phrase each. With `seeded`, one recorded digest
 /// is changed first, so that a difference must be found.
 ///
 /// # Errors
@@ -124,7 +124,7 @@ pub fn compare_builds(
     workspace: &Path,
     plan: &Plan,
     archs: &[Arch],
-    planted: bool,
+    seeded: bool,
     env: &Env,
 ) -> Result<Vec<String>> {
     let pin = Pin::load(workspace)?;
@@ -132,7 +132,7 @@ pub fn compare_builds(
     let table = Table::load(workspace)?.unwrap_or_default();
     record::check_sources(workspace, &pin)?;
     same_entries(&recorded, &table)?;
-    if planted {
+    if seeded {
         let digests = recorded.values_mut().flat_map(BTreeMap::values_mut);
         digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
     }

@@ -78,15 +78,15 @@ impl Outcome {
 }
 
 /// A check.
-type Check = Box<dyn Fn(&World<'_>, Plant) -> Result<Outcome>>;
+type Check = Box<dyn Fn(&World<'_>, Defect) -> Result<Outcome>>;
 
-/// Whether the gate's defect is planted.
+/// Whether the gate's defect is seeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plant {
+pub enum Defect {
     /// The check runs on what is there.
-    Off,
+    None,
     /// The check runs on what is there with the gate's defect in it, and must end red.
-    On,
+    Seeded,
 }
 
 /// A named check.
@@ -97,8 +97,8 @@ pub struct Gate {
     pub about: &'static str,
     /// What it cannot do without.
     pub needs: &'static [Need],
-    /// The defect that `--plant` plants, one phrase.
-    pub plant: &'static str,
+    /// The defect that `--seed-defect` puts in, one phrase.
+    pub defect: &'static str,
     check: Check,
 }
 
@@ -107,17 +107,17 @@ impl Gate {
         name: impl Into<String>,
         about: &'static str,
         needs: &'static [Need],
-        plant: &'static str,
-        check: impl Fn(&World<'_>, Plant) -> Result<Outcome> + 'static,
+        defect: &'static str,
+        check: impl Fn(&World<'_>, Defect) -> Result<Outcome> + 'static,
     ) -> Self {
-        Gate { name: name.into(), about, needs, plant, check: Box::new(check) }
+        Gate { name: name.into(), about, needs, defect, check: Box::new(check) }
     }
 
     /// Runs the check, unless what it needs is missing. An error of the check makes it red.
-    pub fn run(&self, world: &World<'_>, plant: Plant) -> (Outcome, Duration) {
+    pub fn run(&self, world: &World<'_>, defect: Defect) -> (Outcome, Duration) {
         let started = Instant::now();
         let outcome = self.missing(world).unwrap_or_else(|| {
-            (self.check)(world, plant).unwrap_or_else(|error| Outcome::red(error.to_string()))
+            (self.check)(world, defect).unwrap_or_else(|error| Outcome::red(error.to_string()))
         });
         (outcome, started.elapsed())
     }
@@ -219,14 +219,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_gate_has_a_name_of_its_own_and_a_plant() {
+    fn every_gate_has_a_name_of_its_own_and_a_defect() {
         let archs: Vec<Arch> = vec!["sm_86".parse().unwrap(), "sm_90".parse().unwrap()];
         let gates = all(&archs);
         let names: BTreeSet<_> = gates.iter().map(|gate| gate.name.as_str()).collect();
         assert_eq!(names.len(), gates.len());
         for gate in &gates {
             let known = gate.name.starts_with("toolchain/") || gate.name.starts_with("device/");
-            assert!(known && !gate.about.is_empty() && !gate.plant.is_empty(), "{}", gate.name);
+            assert!(known && !gate.about.is_empty() && !gate.defect.is_empty(), "{}", gate.name);
         }
     }
 

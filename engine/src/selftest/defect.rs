@@ -7,20 +7,20 @@ use kiln_kernels::{
 use super::{Cpu, RunError, Runner, SelftestError};
 
 /// Names of the defects.
-pub const PLANTS: &[&str] = &["lane-order", "unfused", "flush-denormals", "ties-away", "last-row"];
+pub const DEFECTS: &[&str] = &["lane-order", "unfused", "flush-denormals", "ties-away", "last-row"];
 
 /// A runner with the defect `name`.
 ///
 /// # Errors
-/// [`SelftestError::UnknownPlant`].
-pub fn plant(name: &str) -> Result<Box<dyn Runner>, SelftestError> {
-    match PLANTS.iter().find(|known| **known == name) {
-        Some(name) => Ok(Box::new(Planted { name, label: format!("+{name}") })),
-        None => Err(SelftestError::UnknownPlant(name.to_owned())),
+/// [`SelftestError::UnknownDefect`].
+pub fn defective(name: &str) -> Result<Box<dyn Runner>, SelftestError> {
+    match DEFECTS.iter().find(|known| **known == name) {
+        Some(name) => Ok(Box::new(Defective { name, label: format!("+{name}") })),
+        None => Err(SelftestError::UnknownDefect(name.to_owned())),
     }
 }
 
-struct Planted {
+struct Defective {
     name: &'static str,
     label: String,
 }
@@ -88,7 +88,7 @@ impl Lanes for FaultyLanes {
     }
 }
 
-impl Planted {
+impl Defective {
     fn lanes(&self) -> FaultyLanes {
         FaultyLanes {
             arith: Faulty { unfused: self.name == "unfused", flush: self.name == "flush-denormals" },
@@ -97,7 +97,7 @@ impl Planted {
     }
 }
 
-impl Runner for Planted {
+impl Runner for Defective {
     fn name(&self) -> &str {
         &self.label
     }
