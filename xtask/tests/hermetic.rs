@@ -499,6 +499,48 @@ fn pin_shows_the_hunk_of_a_patch_that_conflicts_and_writes_nothing() {
 }
 
 #[test]
+fn pin_takes_the_patches_that_were_made_for_a_revision() {
+    let world = World::new();
+    world.setup();
+    let lib = world.path("upstream/crates/rustc-codegen-cuda/src/lib.rs");
+    let upstream = world.path("upstream").display().to_string();
+    let original = fs::read_to_string(&lib).unwrap();
+    fs::write(
+        &lib,
+        original.replace(
+            "compile_error!(\"the carried patch removes this line\");",
+            "compile_error!(\"moved\");",
+        ),
+    )
+    .unwrap();
+    let carried = world.path("work/backend-patches/0001-change.patch");
+    let old = fs::read_to_string(&carried).unwrap();
+    let (pin, next) = (world.path("work/PROVENANCE"), &NEXT[..12]);
+    let before = fs::read_to_string(&pin).unwrap();
+    world.run(&["pin", NEXT, "--source", &upstream]).exits(1);
+
+    // Made anew, under another name: it is tried, and nothing else changes.
+    let folder = world.path("work/backend-patches").join(next);
+    fs::create_dir(&folder).unwrap();
+    let new = old.replace("the carried patch removes this line", "moved");
+    fs::write(folder.join("0002-moved.patch"), &new).unwrap();
+    let run = world.run(&["pin", NEXT, "--source", &upstream]).exits(0);
+    assert!(run.stdout.contains("patch     0002-moved.patch: applies"), "{}", run.stdout);
+    assert!(run.stdout.contains("change    patch.0001-change.patch"), "{}", run.stdout);
+    assert_eq!(fs::read_to_string(&pin).unwrap(), before);
+    world.run(&["build", "--arch", "sm_86"]).exits(0);
+
+    // Written: they are the carried ones.
+    world.run(&["pin", NEXT, "--source", &upstream, "--write"]).exits(0);
+    assert!(!folder.exists() && !carried.exists());
+    assert_eq!(fs::read_to_string(world.path("work/backend-patches/0002-moved.patch")).unwrap(), new);
+    let after = fs::read_to_string(&pin).unwrap();
+    assert!(after.contains("0002-moved.patch") && !after.contains("0001-change.patch"), "{after}");
+    world.setup();
+    world.run(&["build", "--arch", "sm_86"]).exits(0);
+}
+
+#[test]
 fn pin_records_edited_new_and_removed_patches() {
     let world = World::new();
     world.setup();

@@ -13,6 +13,7 @@ use crate::cmd::cli::Common;
 use crate::cmd::store;
 use crate::pins::{PATCH_FOLDER, Pin, Repository};
 use crate::plan::Plan;
+use crate::repin::prepared::Prepared;
 use crate::repin::{self, Candidate, Change, NO_REVISION, PATCHES_CONFLICT, Tried, Verdict};
 use crate::report::decision::Thoroughness;
 use crate::report::error::{Error, Exit, Result};
@@ -123,7 +124,6 @@ impl Repin {
         progress: &dyn Progress,
         report: &mut Report,
     ) -> Result<()> {
-        let patches = pin.check_patches(&workspace.join(PATCH_FOLDER))?;
         let origin = match &self.source {
             Some(path) => Origin::of(&env.absolute(path)?)?,
             None => Origin::Repository,
@@ -136,6 +136,14 @@ impl Repin {
                 Err(_) => self.resolve(name, repository, &origin, env)?,
             },
             None => self.resolve("HEAD", repository, &origin, env)?,
+        };
+        let prepared = match self.check {
+            true => None,
+            false => Prepared::load(workspace, &revision, pin)?,
+        };
+        let patches = match &prepared {
+            Some(prepared) => prepared.patches.clone(),
+            None => pin.check_patches(&workspace.join(PATCH_FOLDER))?,
         };
         let scratch = Folder::temporary("kiln-pin-")?;
         let tree = scratch.path().join("tree");
@@ -164,6 +172,14 @@ impl Repin {
         report.rust.clone_from(&candidate.rust);
         report.patches.clone_from(&candidate.patches);
         report.changes = candidate.changes(pin);
+        let entries = prepared.as_ref().map(Prepared::entries);
+        if let Some(entries) = &entries {
+            report.changes.extend(repin::entry_changes(pin, entries));
+            report.notes.push(format!(
+                "the patches are those in {PATCH_FOLDER}/{}, made for this revision",
+                &revision.as_str()[..12]
+            ));
+        }
         if !candidate.rust.iter().any(|asked| asked.ends_with(&format!(": {}", pin.toolchain.channel))) {
             report.notes.push(format!(
                 "the revision asks for another Rust than the pinned {}: a patch must bridge it, or [toolchain] must change",
@@ -187,11 +203,17 @@ impl Repin {
             report.exit = Exit::Machine.status();
             report
                 .notes
-                .push("--write would refuse: the patches above must be made anew or removed".to_owned());
+                .push("--write would refuse: the patches above must be made anew, in a folder backend-patches/ followed by the first 12 digits of the revision, or removed".to_owned());
             return Ok(());
         }
         if self.write && !report.changes.is_empty() {
-            repin::write(workspace, &report.changes, None)?;
+            if let Some(prepared) = &prepared {
+                prepared.lay(workspace, pin)?;
+            }
+            repin::write(workspace, &report.changes, entries.as_deref())?;
+            if let Some(prepared) = &prepared {
+                prepared.remove()?;
+            }
             report.written = true;
             report.notes.push("comments in PROVENANCE were kept: see whether they are still true".to_owned());
         }

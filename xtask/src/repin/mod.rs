@@ -1,6 +1,8 @@
 //! What another revision of upstream would mean for PROVENANCE: its hashes, where its crates are, which carried patches
 //! still apply, which Rust it asks for; and the edit of PROVENANCE, which keeps comments and order.
 
+pub mod prepared;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -270,6 +272,24 @@ pub struct PatchEntry {
     pub reason: String,
 }
 
+/// How the entries of patches change.
+pub fn entry_changes(pin: &Pin, entries: &[PatchEntry]) -> Vec<Change> {
+    let mut files: Vec<&str> = pin.patches.iter().map(|patch| patch.file.as_str()).collect();
+    files.extend(entries.iter().map(|entry| entry.file.as_str()));
+    files.sort_unstable();
+    files.dedup();
+    let changes = files.into_iter().map(|file| {
+        let old = pin.patches.iter().find(|patch| patch.file.as_str() == file);
+        let new = entries.iter().find(|entry| entry.file == file);
+        Change {
+            key: format!("patch.{file}"),
+            old: old.map(|patch| patch.sha256.to_string()),
+            new: new.map(|entry| entry.sha256.to_string()),
+        }
+    });
+    changes.filter(|change| change.old != change.new).collect()
+}
+
 /// Compares the patches in `workspace` with their entries: what should be written, and what changes.
 ///
 /// # Errors
@@ -309,6 +329,12 @@ pub fn patch_entries(pin: &Pin, workspace: &Path) -> Result<(Vec<PatchEntry>, Ve
         entries.push(PatchEntry { reason: reason(&bytes), file, sha256 });
     }
     Ok((entries, changes))
+}
+
+fn malformed_name(path: &Path, cause: String) -> Error {
+    Error::new(&NO_ENTRY, format!("{} has a name that PROVENANCE cannot hold", path.display()))
+        .cause(cause)
+        .hint("rename the patch: NNNN-name.patch")
 }
 
 /// The first line of a patch's message, without the marks of a mail.
