@@ -157,6 +157,10 @@ mod tests {
         };
         assert!(message("{% if %}").starts_with("chat template: syntax error"), "{}", message("{% if %}"));
         assert!(message("\n{{ messages | frobnicate }}").contains("frobnicate"));
+        assert!(message("{{ '%d' % 3 }}").contains("% operator"), "{}", message("{{ '%d' % 3 }}"));
+        assert!(message("{{ 'a'|safe + 'b' }}").contains("marked safe is joined"));
+        assert!(message("{{ [1e22] }}").contains("the number 1e+22"));
+        assert!(message("{{ messages | map(attribute='role') | tojson }}").contains("kind iterator"));
         assert!(message("{{ raise_exception('only pairs') }}").contains("only pairs"));
         assert!(
             message("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}")

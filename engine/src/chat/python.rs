@@ -12,9 +12,23 @@ type Result<T> = std::result::Result<T, Error>;
 pub(super) fn add_to(environment: &mut Environment) {
     environment.add_filter("tojson", tojson);
     environment.add_filter("_looped", looped);
+    environment.add_filter("_markup_sum", |_: Value| -> Result<Value> {
+        Err(problem("a string marked safe is joined with another, which is not supported".into()))
+    });
+    environment.set_formatter(|out, _, value| {
+        if !value.is_undefined() {
+            out.write_str(&text(value)?)?;
+        }
+        Ok(())
+    });
+    environment.add_filter("string", |value: Value| -> Result<Value> {
+        if value.kind() == ValueKind::String { Ok(value) } else { text(&value).map(Value::from) }
+    });
     for name in ["escape", "e"] {
         environment.add_filter(name, |value: &Value| escape(&value.to_string()));
     }
+    // An attribute in Python's sense; an entry of an object is none.
+    environment.add_filter("attr", |_: Value, _: Value| Value::UNDEFINED);
     // jinja2's are generators: always true, gone through once, without a length, and no JSON.
     environment.add_filter("select", |state: &mut State, value, test: Option<Cow<str>>, rest: Rest<_>| {
         filters::select(state, value, test, rest).map(generator)
@@ -46,6 +60,38 @@ pub(super) fn add_to(environment: &mut Environment) {
     });
     environment
         .add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+}
+
+/// `str(value)`
+fn text(value: &Value) -> Result<Cow<'_, str>> {
+    match value.kind() {
+        ValueKind::String => Ok(value.as_str().unwrap_or_default().into()),
+        ValueKind::Number if !value.is_integer() => Ok(number(value).into()),
+        ValueKind::Iterable => Err(problem("a generator is printed".into())),
+        ValueKind::Seq | ValueKind::Map => {
+            check_printed(value, 0)?;
+            Ok(value.to_string().into())
+        }
+        ValueKind::Invalid => value.try_iter().map(|_| "".into()),
+        _ => Ok(value.to_string().into()),
+    }
+}
+
+/// Refuses what is printed otherwise within a list or an object than Python would: numbers with an exponent.
+fn check_printed(value: &Value, depth: usize) -> Result<()> {
+    match value.kind() {
+        ValueKind::Number if !value.is_integer() && number(value) != value.to_string() => {
+            Err(problem(format!("the number {} within a printed list or object", number(value))))
+        }
+        ValueKind::Seq | ValueKind::Map if depth < 200 => {
+            for item in value.try_iter()? {
+                let inner = if value.kind() == ValueKind::Map { value.get_item(&item)? } else { item };
+                check_printed(&inner, depth + 1)?;
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn generator(values: Vec<Value>) -> Value {
@@ -238,7 +284,7 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// A number as Python's `float.__repr__` writes it, and JSON's names for what is none.
+/// A number as Python's `float.__repr__` writes it, and JSON's names for what is not finite.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();

@@ -1,5 +1,16 @@
 //! Changes to a template's source where this renderer's language differs from jinja2's.
 
+use std::sync::LazyLock;
+
+use fancy_regex::Regex;
+
+/// A string that is marked safe and joined with another, which jinja2 then escapes.
+static SAFE_IN_SUM: LazyLock<Regex> = LazyLock::new(|| {
+    let operand = r#"(?:"[^"]*"|'[^']*'|[\w.\[\]'"]+)"#;
+    let pattern = format!(r"[+~]\s*{operand}\s*\|\s*safe\b|\|\s*safe\b(?=\s*[+~])");
+    Regex::new(&pattern).expect("a constant expression")
+});
+
 /// Turns `{% generation %}` blocks, which only mark what an assistant wrote, into blocks that do nothing, and has what a
 /// loop goes over checked as Python would.
 pub(super) fn adapt(source: &str) -> String {
@@ -28,6 +39,8 @@ pub(super) fn adapt(source: &str) -> String {
             out.push_str(&tag.replacen("endgeneration", "endif", 1));
         } else if let Some((start, end)) = loop_source(tag) {
             out.extend([&tag[..start], " (", tag[start..end].trim(), ")|_looped ", &tag[end..]]);
+        } else if length > 1 && !tag.starts_with("{#") && SAFE_IN_SUM.is_match(tag).unwrap_or(false) {
+            out.push_str(&SAFE_IN_SUM.replace_all(tag, "$0|_markup_sum "));
         } else {
             out.push_str(tag);
         }
@@ -133,6 +146,8 @@ mod tests {
                 "{% raw %}{% for a in b %}{% endraw %}{%generation%}",
                 "{% raw %}{% for a in b %}{% endraw %}{%if true%}",
             ),
+            ("{{ 'a'|safe + b ~ c | safe }}", "{{ 'a'|safe|_markup_sum + b ~ c | safe|_markup_sum }}"),
+            ("{{ (a + b)|safe }}", "{{ (a + b)|safe }}"),
             ("{ {%", "{ {%"),
             ("{% set x = '%}' %}{% set generation = 1 %}", "{% set x = '%}' %}{% set generation = 1 %}"),
         ] {
