@@ -98,18 +98,17 @@ fn split_steps<'a>(steps: &[Step], text: &'a str, word: &mut dyn FnMut(&'a str))
         Step::NumbersInThrees => split_runs(text, is_number, in_threes, &mut next),
         Step::BeforeThreeDigits => {
             let mut start = 0;
-            let mut run_end = 0;
-            for (at, c) in text.char_indices() {
-                if !is_digit(c) {
-                    continue;
+            // Digits from here to the end of their run.
+            let mut left: usize = 0;
+            for (at, _) in text.char_indices().filter(|(_, c)| is_digit(*c)) {
+                if left == 0 {
+                    left = text[at..].chars().take_while(|c| is_digit(*c)).count();
                 }
-                if at >= run_end {
-                    run_end = at + scan(&text[at..], is_digit);
-                }
-                if text[at..run_end].chars().count() % 3 == 0 {
+                if left.is_multiple_of(3) {
                     next(&text[start..at]);
                     start = at;
                 }
+                left -= 1;
             }
             next(&text[start..]);
         }
@@ -183,14 +182,13 @@ fn is_digit(c: char) -> bool {
     c.general_category() == GeneralCategory::DecimalNumber
 }
 
-/// `\w`
+/// `\w`, as Oniguruma has it: of the numbers that are no digits and no letters, those of Latin-1 count.
 fn is_word(c: char) -> bool {
-    let group = c.general_category_group();
-    matches!(group, GeneralCategoryGroup::Letter | GeneralCategoryGroup::Mark)
-        || matches!(
-            c.general_category(),
-            GeneralCategory::DecimalNumber | GeneralCategory::ConnectorPunctuation
-        )
+    c.is_alphabetic()
+        || is_digit(c)
+        || matches!(c, '²' | '³' | '¹' | '¼'..='¾')
+        || c.general_category_group() == GeneralCategoryGroup::Mark
+        || c.general_category() == GeneralCategory::ConnectorPunctuation
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -653,6 +651,8 @@ mod tests {
         assert_eq!(pieces("superbpe", "x1234567y123"), ["x", "1", "234", "567", "y", "123"]);
         assert_eq!(pieces("superbpe", "½1234"), ["½1", "234"]);
         assert_eq!(pieces("tiny_aya", "1234567 1234x"), ["1", "234", "567", " ", "123", "4", "x"]);
+        assert_eq!(pieces("tiny_aya", "1234½"), ["123", "4½"]);
+        assert_eq!(pieces("tiny_aya", "1234⅓"), ["1", "234", "⅓"]);
     }
 
     #[test]
