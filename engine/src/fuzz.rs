@@ -25,7 +25,11 @@ pub fn consume(bytes: Vec<u8>) -> Result<()> {
             let _ = (tokenizer.bytes(token), tokenizer.text(token), tokenizer.is_end(token));
         }
         if let Ok(template) = Template::from_gguf(&file, tokenizer) {
-            let _ = template.render(&[Message { role: "user", content: "Hi".into() }], true);
+            let _ = template.render(
+                &[Message { role: "user", content: "Hi".into() }],
+                true,
+                &crate::chat::Options::default(),
+            );
         }
     }
     let model = Model::from_gguf(file)?;

@@ -1,5 +1,7 @@
 //! From logits to the next token, with the same bits for the same seed on every machine.
 
+use std::collections::HashSet;
+
 use kiln_kernels::{Host, math};
 
 use crate::rng::SplitMix64;
@@ -43,12 +45,18 @@ pub struct Sampler {
     settings: Settings,
     rng: SplitMix64,
     candidates: Vec<(f32, u32)>,
+    penalised: HashSet<u32>,
 }
 
 impl Sampler {
     /// A sampler that starts at the settings' seed.
     pub fn new(settings: Settings) -> Sampler {
-        Sampler { rng: SplitMix64::new(settings.seed), settings, candidates: Vec::new() }
+        Sampler {
+            rng: SplitMix64::new(settings.seed),
+            settings,
+            candidates: Vec::new(),
+            penalised: HashSet::new(),
+        }
     }
 
     /// Whether the next token is always [`best`] of the logits, so that nobody need look at the others.
@@ -111,8 +119,9 @@ impl Sampler {
             return;
         }
         let recent = &recent[recent.len().saturating_sub(self.settings.repeat_last)..];
-        for (index, token) in recent.iter().enumerate() {
-            if recent[..index].contains(token) {
+        self.penalised.clear();
+        for token in recent {
+            if !self.penalised.insert(*token) {
                 continue;
             }
             if let Some((logit, _)) = self.candidates.get_mut(*token as usize) {
@@ -215,6 +224,16 @@ mod tests {
         };
         assert!(takes(0.0, 1.0) && takes(-1.0, 1.0));
         assert!(!takes(0.0, 1.1) && !takes(0.8, 1.0) && !takes(f32::NAN, 1.0));
+    }
+
+    #[test]
+    fn a_penalty_takes_time_in_proportion_to_its_window() {
+        let recent: Vec<u32> = (0..200_000).collect();
+        let settings = Settings { temperature: 0.0, repeat_penalty: 2.0, repeat_last: recent.len(), ..ALL };
+        let started = std::time::Instant::now();
+        assert_eq!(Sampler::new(settings).sample(&vec![1.0; recent.len() + 1], &recent), 200_000);
+        // In proportion to its square: many seconds.
+        assert!(started.elapsed() < std::time::Duration::from_secs(2));
     }
 
     #[test]

@@ -45,12 +45,14 @@ pub struct Session {
     evaluated: usize,
     /// The best next token, if the last step chose it and may have left no logits.
     next: Option<u32>,
+    /// Whether the last token is not run only because a limit was reached with it.
+    reached_limit: bool,
 }
 
 impl Session {
     /// An empty text.
     pub fn new(backend: Box<dyn Backend>) -> Session {
-        Session { backend, tokens: Vec::new(), evaluated: 0, next: None }
+        Session { backend, tokens: Vec::new(), evaluated: 0, next: None, reached_limit: false }
     }
 
     /// The tokens so far.
@@ -91,6 +93,7 @@ impl Session {
         self.tokens.extend_from_slice(tokens);
         self.evaluated = start;
         self.next = None;
+        self.reached_limit = false;
         let batch = self.backend.batch_size();
         while self.evaluated < tokens.len() {
             let end = tokens.len().min(self.evaluated + batch);
@@ -122,8 +125,16 @@ impl Session {
                 break Stop::Limit;
             }
             if self.evaluated < self.tokens.len() {
-                break Stop::Asked;
+                // All but the last: the prompt was stopped. The last alone: a text that reached its limit goes on.
+                if self.evaluated + 1 < self.tokens.len() || !self.reached_limit {
+                    break Stop::Asked;
+                }
+                let last = self.tokens[self.evaluated];
+                self.next = None;
+                self.backend.run(&[last], self.evaluated, Wanted::Last)?;
+                self.evaluated += 1;
             }
+            self.reached_limit = false;
             let token = self.choose(sampler)?;
             if tokenizer.is_end(token) && !limits.ignore_end {
                 break Stop::End;
@@ -137,7 +148,8 @@ impl Session {
             }
             self.tokens.push(token);
             if limits.tokens == Some(made) {
-                // Nobody will read the logits after the last token.
+                // Nobody will read the logits after the last token, unless the text goes on.
+                self.reached_limit = true;
                 break Stop::Limit;
             }
             self.next = None;
@@ -232,6 +244,33 @@ mod tests {
             texts.push(session.tokens().to_vec());
         }
         texts
+    }
+
+    #[test]
+    fn a_text_that_reached_its_limit_goes_on() {
+        for settings in [
+            Settings { temperature: 0.0, ..Settings::default() },
+            Settings { seed: 9, ..Settings::default() },
+        ] {
+            let text = |limits: &[usize]| {
+                let model = Model::from_gguf(crate::builtin().expect("built in")).expect("a model");
+                let tokenizer = Tokenizer::from_gguf(&model.file).expect("a tokenizer");
+                let tokens = tokenizer.encode("Once upon a time", true, false);
+                let cpu = Cpu::load(model, Options::new(96, 1)).expect("it loads");
+                let mut session = Session::new(Box::new(cpu));
+                let mut sampler = Sampler::new(settings);
+                session.set(&tokens, |_| ControlFlow::Continue(())).expect("it fits");
+                for limit in limits {
+                    let limits = Limits { tokens: Some(*limit), ignore_end: true };
+                    let outcome = session
+                        .generate(&tokenizer, &mut sampler, limits, |_| ControlFlow::Continue(()))
+                        .expect("steps");
+                    assert_eq!(outcome.tokens, *limit);
+                }
+                session.tokens().to_vec()
+            };
+            assert_eq!(text(&[4, 5, 3]), text(&[12]));
+        }
     }
 
     #[test]

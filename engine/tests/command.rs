@@ -1,6 +1,6 @@
 //! The built command as its user meets it: exit codes, streams, signals, split files, and what is refused.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -101,6 +101,45 @@ fn odd_requests_are_answered_or_refused_by_name() {
     }
     let error = refused(&["run", "-n", "4", "-c", "2000000000"]);
     assert!(error.contains("a context of 2000000000 in batches of 64, expected at most"), "{error}");
+}
+
+/// Runs a command that must succeed, with this on its standard input.
+fn piped(arguments: &[&str], input: &str) -> String {
+    let mut child =
+        kiln().args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kiln starts");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("written");
+    let output = child.wait_with_output().expect("an end");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn text_to_tokenize_comes_from_standard_input_too() {
+    let expected = "[0, 424, 588, 261, 383]\n";
+    assert_eq!(piped(&["tokenize", "--ids"], "Once upon a time"), expected);
+    assert_eq!(piped(&["tokenize", "--ids", "--stdin"], "Once upon a time"), expected);
+    assert_eq!(piped(&["tokenize", "--ids", "-p", "Once upon a time"], "another"), expected);
+}
+
+#[test]
+fn a_conversation_is_written_by_a_template_on_a_given_date() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let template = folder.path().join("t.jinja");
+    let source =
+        "{{ strftime_now('%d %b %Y') }}|{{ messages[0].content }}|{{ enable_thinking }}|{{ tools | tojson }}";
+    std::fs::write(&template, source).expect("written");
+    let tools = folder.path().join("tools.json");
+    std::fs::write(&tools, r#"[{"name": "<f>", "a": 1}]"#).expect("written");
+    let base = ["apply-template", "--chat-template-file", path(&template)];
+    let extra = ["--date", "2026-03-05", "--tools", path(&tools), "--no-thinking"];
+    let conversation = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
+    let text = piped(&[&base[..], &extra].concat(), conversation);
+    assert_eq!(text, r#"05 Mar 2026|Hi|False|[{"name": "<f>", "a": 1}]"#);
+    let kwargs =
+        ["--date", "2026-03-05", "--chat-template-kwargs", r#"{"enable_thinking": 3, "tools": null}"#];
+    assert_eq!(piped(&[&base[..], &kwargs].concat(), conversation), "05 Mar 2026|Hi|3|null");
+    let error = refused(&[&base[..], &["--chat-template-kwargs", "[1]"]].concat());
+    assert!(error.contains("the conversation"), "{error}");
 }
 
 #[test]

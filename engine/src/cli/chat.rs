@@ -7,8 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::load::{LoadArguments, tokenizer_of};
+use super::template::TemplateArguments;
 use super::{Failure, SamplingArguments, proceed};
-use crate::chat::{Message, Template};
+use crate::chat::{Date, Message, Options};
 use crate::error::Error;
 use crate::sample::Sampler;
 use crate::selftest::DeviceKind;
@@ -30,6 +31,8 @@ pub(super) struct Arguments {
     /// The first thing to say; without a terminal the only one.
     #[arg(short, long)]
     prompt: Option<String>,
+    #[command(flatten)]
+    template: TemplateArguments,
 }
 
 pub(super) fn chat(
@@ -40,11 +43,15 @@ pub(super) fn chat(
     let settings = arguments.sampling.settings()?;
     let model = arguments.load.open()?;
     let tokenizer = tokenizer_of(&model)?;
-    let template = Template::from_gguf(&model.file, &tokenizer)?;
+    let template = arguments.template.compile(&model.file, &tokenizer)?;
+    let options = arguments.template.options()?;
     let mut session = Session::new(arguments.load.load(model, kinds)?);
     let mut sampler = Sampler::new(settings);
     let limits = Limits { tokens: usize::try_from(arguments.predict).ok(), ignore_end: false };
-    eprintln!("seed {}; an empty line or Ctrl-D ends the conversation", settings.seed);
+    let date = options.date.unwrap_or_else(Date::now);
+    eprintln!("seed {}, date {date}; an empty line or Ctrl-D ends the conversation", settings.seed);
+    // One date for the whole conversation: what was said must not change when midnight passes.
+    let options = Options { date: Some(date), ..options };
 
     let mut messages = Vec::new();
     if let Some(text) = &arguments.system_prompt {
@@ -53,7 +60,7 @@ pub(super) fn chat(
     let mut lines = Lines::new(arguments.prompt.clone());
     while let Some(line) = lines.next(out)? {
         messages.push(Message { role: "user", content: line });
-        let text = template.render(&messages, true)?;
+        let text = template.render(&messages, true, &options)?;
         let tokens = encode(&tokenizer, &text);
         let room = session.backend().context();
         if tokens.len() >= room {

@@ -165,11 +165,19 @@ impl LoadArguments {
 /// The tokenizer of a model's file, which must know the same tokens.
 pub(super) fn tokenizer_of(model: &Model) -> Result<Tokenizer> {
     let tokenizer = Tokenizer::from_gguf(&model.file)?;
+    warn(&tokenizer);
     if tokenizer.len() != model.vocabulary() {
         let problem = format!("{} tokens, and the model has {}", tokenizer.len(), model.vocabulary());
         return Err(Error::Tokenizer(problem));
     }
     Ok(tokenizer)
+}
+
+/// Says what the file left open.
+pub(super) fn warn(tokenizer: &Tokenizer) {
+    for warning in tokenizer.warnings() {
+        eprintln!("warning: {warning}");
+    }
 }
 
 /// A prompt from `-p` or `-f`.

@@ -8,6 +8,7 @@ mod load;
 mod perplexity;
 mod run;
 mod show;
+mod template;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -40,6 +41,8 @@ enum Verb {
     Inspect(show::InspectArguments),
     /// Show the tokens of a text.
     Tokenize(show::TokenizeArguments),
+    /// Write a conversation as a chat template has it.
+    ApplyTemplate(template::Arguments),
     /// Measure how well a model predicts a text.
     Perplexity(perplexity::Arguments),
     /// Compare the bits of every kernel with a scalar reference, over many shapes. Reads and writes no files.
@@ -161,6 +164,7 @@ fn run(cli: Cli, kinds: &[&dyn DeviceKind], out: &mut dyn Write) -> Result<ExitC
         Verb::Bench(arguments) => bench::bench(&arguments, kinds, out)?,
         Verb::Inspect(arguments) => show::inspect(&arguments, out)?,
         Verb::Tokenize(arguments) => show::tokenize(&arguments, out)?,
+        Verb::ApplyTemplate(arguments) => template::apply(&arguments, out)?,
         Verb::Perplexity(arguments) => perplexity::perplexity(&arguments, kinds, out)?,
         Verb::Selftest { device, seed_defect } => {
             let mut runners = selftest::runners(&device, kinds)?;

@@ -1,10 +1,11 @@
 //! `kiln inspect` and `kiln tokenize`: what a file holds and how it cuts text.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 
 use super::Failure;
-use super::load::{FileArguments, PromptArguments};
+use super::load::{FileArguments, PromptArguments, warn};
+use super::template::read_stdin;
 use crate::error::Error;
 use crate::gguf::Gguf;
 use crate::model::Model;
@@ -25,6 +26,9 @@ pub(super) struct TokenizeArguments {
     file: FileArguments,
     #[command(flatten)]
     text: PromptArguments,
+    /// Read the text from standard input; so it is too without -p and -f.
+    #[arg(long, conflicts_with_all = ["prompt", "file"])]
+    stdin: bool,
     /// Print only the numbers, on one line.
     #[arg(long)]
     ids: bool,
@@ -78,11 +82,16 @@ fn shortened(text: &str) -> String {
 }
 
 pub(super) fn tokenize(arguments: &TokenizeArguments, out: &mut dyn Write) -> Result<(), Failure> {
-    let text = arguments
-        .text
-        .text()?
-        .ok_or_else(|| Error::Request("no text: give one with -p TEXT or -f FILE".into()))?;
     let tokenizer = Tokenizer::from_gguf(&arguments.file.open()?)?;
+    warn(&tokenizer);
+    let given = if arguments.stdin { None } else { arguments.text.text()? };
+    let text = match given {
+        Some(text) => text,
+        None if arguments.stdin || !io::stdin().is_terminal() => read_stdin()?,
+        None => {
+            return Err(Error::Request("no text: give one with -p TEXT, -f FILE or --stdin".into()).into());
+        }
+    };
     let tokens = tokenizer.encode(&text, !arguments.no_bos, !arguments.no_parse_special);
     if arguments.ids {
         let numbers: Vec<String> = tokens.iter().map(u32::to_string).collect();

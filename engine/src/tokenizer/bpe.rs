@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::pretokenize::Pretokenizer;
+use super::spm::SPACE;
 
 /// The merge table of a byte-level tokenizer.
 #[derive(Debug)]
@@ -15,12 +16,26 @@ pub(super) struct Bpe {
     pub merges: HashMap<(u32, u32), (u32, u32)>,
     /// Whole words that are tokens are taken as they are, whatever the merges say.
     pub whole_words: Option<HashMap<Vec<u8>, u32>>,
+    /// The token of each single character, where merges start from characters and not from bytes.
+    pub characters: Option<HashMap<char, u32>>,
     /// Stands for a byte without a token.
     pub unknown: Option<u32>,
 }
 
+/// In merges from characters, a character without a token is this and its number. Vocabularies are smaller.
+const NO_TOKEN: u32 = 1 << 31;
+
 impl Bpe {
     pub fn encode(&self, text: &str, out: &mut Vec<u32>) {
+        if self.characters.is_some() {
+            let escaped: String = text.chars().map(|c| if c == ' ' { SPACE } else { c }).collect();
+            self.encode_words(&escaped, out);
+        } else {
+            self.encode_words(text, out);
+        }
+    }
+
+    fn encode_words(&self, text: &str, out: &mut Vec<u32>) {
         self.pretokenizer.split(text, |word| {
             if let Some(words) = &self.whole_words
                 && let Some(token) = words.get(word.as_bytes())
@@ -28,13 +43,33 @@ impl Bpe {
                 out.push(*token);
                 return;
             }
-            self.encode_word(word.as_bytes(), out);
+            match &self.characters {
+                None => self.encode_word(word.as_bytes(), out),
+                Some(characters) => self.encode_characters(word, characters, out),
+            }
         });
     }
 
     fn encode_word(&self, word: &[u8], out: &mut Vec<u32>) {
         let tokens = word.iter().filter_map(|byte| self.bytes[usize::from(*byte)].or(self.unknown)).collect();
         out.extend(merge(tokens, |left, right| self.merges.get(&(left, right)).copied()));
+    }
+}
+
+impl Bpe {
+    fn encode_characters(&self, word: &str, characters: &HashMap<char, u32>, out: &mut Vec<u32>) {
+        let tokens =
+            word.chars().map(|c| characters.get(&c).copied().unwrap_or(NO_TOKEN | c as u32)).collect();
+        for token in merge(tokens, |left, right| self.merges.get(&(left, right)).copied()) {
+            match char::from_u32(token ^ NO_TOKEN).filter(|_| token >= NO_TOKEN) {
+                None => out.push(token),
+                Some(c) => {
+                    let mut buffer = [0; 4];
+                    let bytes = c.encode_utf8(&mut buffer).bytes();
+                    out.extend(bytes.filter_map(|byte| self.bytes[usize::from(byte)].or(self.unknown)));
+                }
+            }
+        }
     }
 }
 

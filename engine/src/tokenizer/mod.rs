@@ -1,13 +1,13 @@
 //! Text to tokens and back, with the vocabulary that a GGUF file carries.
 //!
-//! Byte-level BPE (model `gpt2`) and SentencePiece (models `llama` and `t5`). Chat templates are in [`crate::chat`].
+//! BPE of bytes (model `gpt2`) and of characters (model `gemma4`), and SentencePiece (models `llama` and `t5`). Chat templates are in [`crate::chat`].
 
 mod bpe;
 mod pretokenize;
 mod spm;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -56,6 +56,9 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     space_prefix: bool,
+    /// Special tokens that take the whitespace after them.
+    strip_right: HashSet<u32>,
+    warnings: Vec<String>,
 }
 
 impl Tokenizer {
@@ -75,7 +78,7 @@ impl Tokenizer {
         if texts.is_empty() || texts.len() >= u32::MAX as usize {
             return Err(Error::Tokenizer(format!("the vocabulary has {} tokens", texts.len())));
         }
-        let kinds = kinds(file, texts.len())?;
+        let mut kinds = kinds(file, texts.len())?;
         let id = |key: &str| -> Result<Option<u32>> {
             match file.integer(key)? {
                 // The files of some converters write all ones for "none".
@@ -84,27 +87,44 @@ impl Tokenizer {
                 Some(id) => Err(Error::Tokenizer(format!("{key} is {id}, of {} tokens", texts.len()))),
             }
         };
-        let bos = id("tokenizer.ggml.bos_token_id")?;
-        let eos = id("tokenizer.ggml.eos_token_id")?;
-        let unknown = id("tokenizer.ggml.unknown_token_id")?;
+        let mut warnings = Vec::new();
+        // The values that SentencePiece gives them, for the files that name none.
+        let usual = |token: u32| (name == "llama" && (token as usize) < texts.len()).then_some(token);
+        let bos = id("tokenizer.ggml.bos_token_id")?.or(usual(1));
+        let eos = id("tokenizer.ggml.eos_token_id")?.or(usual(2));
+        let unknown = id("tokenizer.ggml.unknown_token_id")?.or(usual(0));
+        let architecture = file.string("general.architecture")?.unwrap_or("");
+        if ENCODERS.contains(&architecture) {
+            let problem = format!("{architecture} is an encoder-only model, which writes no text");
+            return Err(Error::Tokenizer(problem));
+        }
+        let ends = mark_ends(texts, &mut kinds, &id, eos)?;
         let (model, decoded) = match name {
-            "gpt2" => {
+            "gpt2" | "gemma4" => {
+                let pretokenizer = read_pretokenizer(file, name, &mut warnings)?;
+                let decode = if pretokenizer.characters { decode_spm } else { decode_bpe };
                 let decoded: Vec<_> =
-                    texts.iter().zip(&kinds).map(|(text, kind)| decode_bpe(text, *kind)).collect();
-                (Model::Bpe(Box::new(read_bpe(file, texts, &decoded, unknown)?)), decoded)
+                    texts.iter().zip(&kinds).map(|(text, kind)| decode(text, *kind)).collect();
+                (Model::Bpe(Box::new(read_bpe(file, pretokenizer, texts, &decoded, unknown)?)), decoded)
             }
             "llama" | "t5" => {
+                if file.metadata().iter().any(|(key, _)| key == "tokenizer.ggml.precompiled_charsmap") {
+                    let problem = "tokenizer.ggml.precompiled_charsmap, a character map, is not supported";
+                    return Err(Error::Tokenizer(problem.into()));
+                }
                 let decoded = texts.iter().zip(&kinds).map(|(text, kind)| decode_spm(text, *kind)).collect();
                 (Model::Spm(Box::new(read_spm(file, texts, &kinds, unknown, name == "t5")?)), decoded)
             }
             other => {
-                let problem = format!("model {other:?} is not supported; these are: gpt2, llama, t5");
+                let problem = format!("model {other:?} is not supported; these are: gpt2, gemma4, llama, t5");
                 return Err(Error::Tokenizer(problem));
             }
         };
         let is_spm = matches!(model, Model::Spm(_));
-        let llama3 = matches!(&model, Model::Bpe(bpe) if bpe.pretokenizer == Pretokenizer::Llama3);
-        let add_bos = file.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(name == "llama" || llama3);
+        let begins = matches!(&model, Model::Bpe(bpe) if bpe.pretokenizer.add_bos);
+        // Gemma 4's first files say that it has none.
+        let add_bos = name == "gemma4"
+            || file.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(name == "llama" || begins);
         let mut special: Vec<u32> = (0..texts.len() as u32)
             .filter(|id| {
                 let kind = kinds[*id as usize];
@@ -113,12 +133,13 @@ impl Tokenizer {
             })
             .collect();
         special.sort_by_key(|id| std::cmp::Reverse(texts[*id as usize].len()));
-        let mut ends: Vec<u32> = [eos, id("tokenizer.ggml.eot_token_id")?].into_iter().flatten().collect();
-        ends.extend((0..texts.len() as u32).filter(|id| {
-            kinds[*id as usize] == TokenKind::Control && END_NAMES.contains(&texts[*id as usize].as_str())
-        }));
-        ends.sort_unstable();
-        ends.dedup();
+        let title = file.string("general.name")?.unwrap_or("").to_lowercase();
+        let strip_right = if title.contains("phi-3") || title.contains("phi3") {
+            let plain = ["<unk>", "<s>", "<|endoftext|>"];
+            special.iter().copied().filter(|id| !plain.contains(&texts[*id as usize].as_str())).collect()
+        } else {
+            HashSet::new()
+        };
         Ok(Tokenizer {
             model,
             decoded,
@@ -131,6 +152,8 @@ impl Tokenizer {
             add_bos: add_bos && bos.is_some(),
             add_eos: file.boolean("tokenizer.ggml.add_eos_token")?.unwrap_or(name == "t5") && eos.is_some(),
             space_prefix: file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(is_spm) && is_spm,
+            strip_right,
+            warnings,
         })
     }
 
@@ -157,6 +180,11 @@ impl Tokenizer {
     /// Whether this token ends a generation.
     pub fn is_end(&self, token: u32) -> bool {
         self.ends.binary_search(&token).is_ok()
+    }
+
+    /// What the file leaves open and this took the usual way, for the user to know.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// The token as the vocabulary spells it; empty for a token that is not there.
@@ -235,6 +263,9 @@ impl Tokenizer {
                     }
                     cut.push(Fragment::Token(token));
                     rest = &rest[at + name.len()..];
+                    if self.strip_right.contains(&token) {
+                        rest = rest.trim_start_matches(|c: char| matches!(c, ' ' | '\t'..='\r'));
+                    }
                 }
                 if !rest.is_empty() {
                     cut.push(Fragment::Text(rest));
@@ -246,19 +277,104 @@ impl Tokenizer {
     }
 }
 
-/// Control tokens with these names end a generation, also in files that do not say so.
-const END_NAMES: [&str; 10] = [
+/// Tokens with these names end a generation, whatever their type, also in files that do not say so: llama.cpp's list.
+const END_NAMES: &[&str] = &[
     "<|eot_id|>",
-    "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
     "<end_of_turn>",
-    "<eos>",
+    "<|endoftext|>",
     "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
     "<|end_of_sentence|>",
+    // Paddings and separators of code completion.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
 ];
+
+/// Architectures whose models take texts and write none.
+const ENCODERS: &[&str] = &[
+    "bert",
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "neo-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "t5encoder",
+];
+
+/// The tokens that end a generation, sorted; those known by name become control tokens.
+fn mark_ends(
+    texts: &[String],
+    kinds: &mut [TokenKind],
+    id: &dyn Fn(&str) -> Result<Option<u32>>,
+    eos: Option<u32>,
+) -> Result<Vec<u32>> {
+    let mut named: HashMap<&str, u32> = HashMap::new();
+    for (id, text) in texts.iter().enumerate() {
+        if END_NAMES.contains(&text.as_str()) {
+            named.entry(text).or_insert(id as u32);
+        }
+    }
+    // The conversations of gpt-oss and Solar hold <|end|> within an answer, those of Gemma 4 have a plain </s>.
+    let all = |names: &[&str]| names.iter().all(|name| named.contains_key(name));
+    let mut plain = Vec::new();
+    if all(&["<|return|>", "<|call|>", "<|end|>"])
+        || (all(&["<|flush|>", "<|end|>"]) && (all(&["<|call|>"]) || all(&["<|calls|>"])))
+    {
+        plain.extend(named.remove("<|end|>").map(|token| (token, TokenKind::UserDefined)));
+    }
+    if named.contains_key("<|tool_response>") {
+        plain.extend(named.remove("</s>").map(|token| (token, TokenKind::Normal)));
+    }
+    for token in named.values() {
+        kinds[*token as usize] = TokenKind::Control;
+    }
+    let mut ends: Vec<u32> = named.into_values().chain(eos).collect();
+    for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
+        ends.extend(id(key)?);
+    }
+    for (token, kind) in plain {
+        kinds[token as usize] = kind;
+        ends.retain(|end| *end != token);
+    }
+    for (token, text) in texts.iter().enumerate() {
+        // gpt-oss writes the parts of an answer with these.
+        if ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"].contains(&text.as_str()) {
+            kinds[token] = TokenKind::UserDefined;
+        }
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
+}
 
 enum Fragment<'a> {
     Text(&'a str),
@@ -308,19 +424,29 @@ fn byte_name(text: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-fn read_bpe(file: &Gguf, texts: &[String], decoded: &[Vec<u8>], unknown: Option<u32>) -> Result<Bpe> {
-    let pre = file.string("tokenizer.ggml.pre")?.ok_or_else(|| {
-        Error::Tokenizer(format!(
-            "{} has no tokenizer.ggml.pre, so it is not known how to split",
-            file.name()
-        ))
-    })?;
-    let pretokenizer = Pretokenizer::from_name(pre).ok_or_else(|| {
-        Error::Tokenizer(format!(
-            "pre-tokenizer {pre:?} is not supported; these are: {}",
-            Pretokenizer::NAMES
-        ))
-    })?;
+fn read_pretokenizer(file: &Gguf, model: &str, warnings: &mut Vec<String>) -> Result<Pretokenizer> {
+    if model == "gemma4" {
+        return Pretokenizer::from_name("gemma4");
+    }
+    match file.string("tokenizer.ggml.pre")? {
+        Some(name) if !name.is_empty() => Pretokenizer::from_name(name),
+        _ => {
+            warnings.push(format!(
+                "{} has no tokenizer.ggml.pre; text is split by the default rule, which may not be the model's",
+                file.name()
+            ));
+            Pretokenizer::from_name(Pretokenizer::DEFAULT)
+        }
+    }
+}
+
+fn read_bpe(
+    file: &Gguf,
+    pretokenizer: Pretokenizer,
+    texts: &[String],
+    decoded: &[Vec<u8>],
+    unknown: Option<u32>,
+) -> Result<Bpe> {
     let lines = file
         .strings("tokenizer.ggml.merges")?
         .ok_or_else(|| Error::Tokenizer(format!("{} has no tokenizer.ggml.merges", file.name())))?;
@@ -336,6 +462,20 @@ fn read_bpe(file: &Gguf, texts: &[String], decoded: &[Vec<u8>], unknown: Option<
             bytes[usize::from(byte)] = ids.get(c.encode_utf8(&mut [0; 4]) as &str).copied();
         }
     }
+    let characters = pretokenizer.characters.then(|| {
+        bytes = [None; 256];
+        let mut characters = HashMap::new();
+        for (text, id) in &ids {
+            let mut chars = text.chars();
+            if let (Some(c), None) = (chars.next(), chars.next()) {
+                characters.insert(c, *id);
+            }
+            if let Some(byte) = byte_name(text) {
+                bytes[usize::from(byte)] = Some(*id);
+            }
+        }
+        characters
+    });
     let mut merges = HashMap::with_capacity(lines.len());
     let mut joined = String::new();
     for (rank, line) in lines.iter().enumerate() {
@@ -356,14 +496,16 @@ fn read_bpe(file: &Gguf, texts: &[String], decoded: &[Vec<u8>], unknown: Option<
             merges.entry((*left, *right)).or_insert((rank as u32, *merged));
         }
     }
-    let whole_words = (pretokenizer == Pretokenizer::Llama3).then(|| {
-        let mut words = HashMap::with_capacity(decoded.len());
-        for (id, text) in decoded.iter().enumerate() {
-            words.entry(text.clone()).or_insert(id as u32);
+    let mut whole_words = HashMap::new();
+    for (id, text) in decoded.iter().enumerate() {
+        // Of words of characters only line ends are looked up; the token of a single byte is none.
+        let lines = pretokenizer.characters && texts[id].bytes().all(|byte| byte == b'\n');
+        if pretokenizer.whole_words || lines {
+            whole_words.entry(text.clone()).or_insert(id as u32);
         }
-        words
-    });
-    Ok(Bpe { pretokenizer, bytes, merges, whole_words, unknown })
+    }
+    let whole_words = (!whole_words.is_empty()).then_some(whole_words);
+    Ok(Bpe { pretokenizer, bytes, merges, whole_words, characters, unknown })
 }
 
 fn read_spm(
