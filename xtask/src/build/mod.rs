@@ -1,4 +1,5 @@
 //! A build of the GPU engine with the verified toolchain, and its PTX beside the recorded one.
 
+pub mod bless;
 pub mod gpu;
 pub mod recorded;

@@ -53,12 +53,12 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::source::vendor::CODES,
         crate::base::env::CODES,
         crate::store::record::CODES,
+        crate::build::bless::CODES,
         crate::build::gpu::CODES,
         crate::build::recorded::CODES,
         super::build::CODES,
         super::gate::CODES,
         super::model::CODES,
-        super::ptx::CODES,
         super::verify::CODES,
         CODES,
     ];
