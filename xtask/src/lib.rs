@@ -19,5 +19,6 @@ pub mod build;
 pub mod gate;
 pub mod plan;
 pub mod repin;
+pub mod verify;
 
 pub mod cmd;

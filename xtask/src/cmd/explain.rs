@@ -59,7 +59,7 @@ pub fn all_codes() -> Vec<&'static Code> {
         super::build::CODES,
         super::gate::CODES,
         super::model::CODES,
-        super::verify::CODES,
+        crate::verify::CODES,
         CODES,
     ];
     let mut codes: Vec<_> = modules.into_iter().flatten().copied().collect();
