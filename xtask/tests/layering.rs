@@ -12,7 +12,7 @@ use syn::visit::{self, Visit};
 /// From the lowest to the highest. `lib.rs` and `main.rs` only name the rooms and dispatch.
 const ROOMS: &[&str] = &[
     "report", "base", "pins", "machine", "ptx", "store", "source", "backend", "plan", "build", "gate",
-    "verify", "repin", "cmd",
+    "setup", "verify", "repin", "cmd",
 ];
 
 /// A module's path below the crate, and the file that it stands in.
