@@ -11,7 +11,6 @@ use serde::Serialize;
 use crate::base::env::Env;
 use crate::build::gpu::{BINARY, Built, CARGO_FAILED, GpuBuild, check};
 use crate::cmd::cli::Common;
-use crate::cmd::store;
 use crate::machine::arch::Arch;
 use crate::pins::Pin;
 use crate::plan::Plan;
@@ -97,7 +96,7 @@ impl Build {
         }
         // Crates from a bundle serve without any network. Without a readable PROVENANCE or store there are none.
         let crates = Pin::load(workspace).and_then(|pin| {
-            let store = store::locate(&self.common, workspace, env)?;
+            let store = self.common.store(workspace, env)?;
             vendor::find(&store, &pin, workspace)
         });
         if let Ok(Some(crates)) = crates {
