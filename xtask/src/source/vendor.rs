@@ -211,7 +211,7 @@ fn quoted(key: &str) -> String {
     toml::Value::from(key.to_owned()).to_string()
 }
 
-/// Verifies the crates in `from` (as [`collect`] leaves them) and lays them into the store, or returns those that are
+/// Verifies the crates in `from` (as [`collect()`] leaves them) and lays them into the store, or returns those that are
 /// there.
 ///
 /// # Errors
