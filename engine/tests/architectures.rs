@@ -44,3 +44,25 @@ fn qwen3_with_head_norms() {
 fn gemma3_with_local_and_global_layers() {
     check("gemma3", include_bytes!("fixtures/gemma3.gguf"));
 }
+
+/// What loading says when the fixture's tensor `from` has the name `to` instead.
+fn renamed(bytes: &[u8], from: &str, to: &str) -> String {
+    assert_eq!(from.len(), to.len(), "names of one length");
+    let mut bytes = bytes.to_vec();
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("the tensor");
+    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    let file = Gguf::from_vec("renamed", bytes).expect("a file");
+    Model::from_gguf(file).err().map_or("no error".into(), |error| error.to_string())
+}
+
+#[test]
+fn a_tensor_that_nothing_uses_is_an_error_that_names_it() {
+    let found = renamed(include_bytes!("fixtures/llama.gguf"), "rope_freqs.weight", "rope_freqz.weight");
+    assert!(found.contains("rope_freqz.weight"), "{found}");
+}
+
+#[test]
+fn qwen2_without_a_bias_is_an_error_that_names_it() {
+    let found = renamed(include_bytes!("fixtures/qwen2.gguf"), "blk.0.attn_k.bias", "blk.0.attn_z.bias");
+    assert!(found.contains("no tensor blk.0.attn_k.bias"), "{found}");
+}

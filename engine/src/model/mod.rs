@@ -2,6 +2,9 @@
 
 mod config;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use kiln_kernels::math;
 
 pub use config::{Activation, Architecture, Config, Pairing, Rope};
@@ -79,7 +82,7 @@ impl Model {
 
     fn read(file: Gguf) -> Result<Model> {
         let config = Config::from_gguf(&file)?;
-        let tensors = Tensors { file: &file };
+        let tensors = Tensors { file: &file, used: RefCell::default() };
         let embedding = tensors.any("token_embd.weight")?.clone();
         let vocabulary = embedding.rows();
         tensors.matrix("token_embd.weight", vocabulary, config.width)?;
@@ -107,6 +110,7 @@ impl Model {
                 "rope_freqs.weight holds a factor that is not a positive number".into(),
             ));
         }
+        tensors.check_unused()?;
         Ok(Model { config, embedding, layers, output_norm, head, frequency_factors, file })
     }
 
@@ -154,6 +158,11 @@ fn layer(tensors: &Tensors<'_>, config: &Config, index: usize) -> Result<Layer> 
         None => Ok(None),
     };
     let required = |part: &str, len, when: bool| if when { vector(part, len).map(Some) } else { Ok(None) };
+    // Qwen2 always has these; others may.
+    let bias = |part: &str, len| match config.architecture {
+        Architecture::Qwen2 => vector(part, len).map(Some),
+        _ => optional(part, len),
+    };
     let (width, head) = (config.width, config.head_width);
     let (queries, keys) = (config.heads * head, config.kv_heads * head);
     let head_norms = matches!(config.architecture, Architecture::Qwen3 | Architecture::Gemma3);
@@ -163,9 +172,9 @@ fn layer(tensors: &Tensors<'_>, config: &Config, index: usize) -> Result<Layer> 
         query: matrix("attn_q.weight", queries, width)?,
         key: matrix("attn_k.weight", keys, width)?,
         value: matrix("attn_v.weight", keys, width)?,
-        query_bias: optional("attn_q.bias", queries)?,
-        key_bias: optional("attn_k.bias", keys)?,
-        value_bias: optional("attn_v.bias", keys)?,
+        query_bias: bias("attn_q.bias", queries)?,
+        key_bias: bias("attn_k.bias", keys)?,
+        value_bias: bias("attn_v.bias", keys)?,
         query_norm: required("attn_q_norm.weight", head, head_norms)?,
         key_norm: required("attn_k_norm.weight", head, head_norms)?,
         output: matrix("attn_output.weight", width, queries)?,
@@ -178,12 +187,31 @@ fn layer(tensors: &Tensors<'_>, config: &Config, index: usize) -> Result<Layer> 
     })
 }
 
+/// Endings of tensor names that files hold and no operation needs: tables that converters once stored and that
+/// are computed from the metadata.
+const HARMLESS: [&str; 2] = ["rope_freqs.weight", "attn_rot_embd.weight"];
+
 struct Tensors<'a> {
     file: &'a Gguf,
+    /// The names that were asked for.
+    used: RefCell<BTreeSet<String>>,
 }
 
 impl Tensors<'_> {
+    /// A tensor that nothing uses means that the model computes something else than its file says.
+    fn check_unused(&self) -> Result<()> {
+        let used = self.used.borrow();
+        // The model's own `rope_freqs.weight` is used; a layer's copy of it is not.
+        let harmless =
+            |name: &str| name.starts_with("blk.") && HARMLESS.iter().any(|end| name.ends_with(end));
+        match self.file.tensors().keys().find(|name| !used.contains(*name) && !harmless(name)) {
+            Some(name) => Err(Error::Model(format!("tensor {name} is not used by this architecture"))),
+            None => Ok(()),
+        }
+    }
+
     fn optional(&self, name: &str) -> Option<&Tensor> {
+        self.used.borrow_mut().insert(name.to_string());
         self.file.tensors().get(name)
     }
 
