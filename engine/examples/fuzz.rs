@@ -5,8 +5,8 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use kiln_engine::fuzz::{consume, damage};
 use kiln_engine::rng::SplitMix64;
-use kiln_engine::torture::{consume, damage};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -44,6 +44,9 @@ pub enum Error {
     /// The request cannot be served: a prompt longer than the context, for one.
     #[error("{0}")]
     Request(String),
+    /// A step of this backend panicked before, so that its buffers are half written.
+    #[error("a step of this model panicked before: load the model again")]
+    Poisoned,
     /// A value that is not a number appeared during a step.
     #[error(
         "not a number in {place} at position {position}: the weights or the arithmetic before it are broken"

@@ -8,6 +8,7 @@ pub mod chat;
 pub mod cli;
 pub mod error;
 pub mod experts;
+pub mod fuzz;
 pub mod gguf;
 pub mod memory;
 pub mod model;
@@ -17,7 +18,6 @@ pub mod sample;
 pub mod selftest;
 pub mod session;
 pub mod tokenizer;
-pub mod torture;
 
 pub use error::{Error, Result};
 

@@ -4,7 +4,7 @@
 //! over many shapes and data sets (`cases.rs`), bit for bit. Speed is not measured here.
 
 mod cases;
-mod plant;
+mod defect;
 mod reference;
 
 use std::error::Error;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use kiln_kernels::{Host, HostLanes, Q8_0_BYTES, Q8_0Row, Q8Activations, q8_0_row, quantize_q8, rms_norm};
 
-pub use plant::{PLANTS, plant};
+pub use defect::{DEFECTS, defective};
 
 use crate::backend::{Backend, LoadOptions};
 use crate::model::Model;
@@ -128,8 +128,8 @@ pub enum SelftestError {
         reason: RunError,
     },
     /// No such defect.
-    #[error("there is no defect `{0}` to plant; there are: {names}", names = PLANTS.join(", "))]
-    UnknownPlant(String),
+    #[error("there is no defect `{0}` to seed; there are: {names}", names = DEFECTS.join(", "))]
+    UnknownDefect(String),
     /// The table could not be written.
     #[error("cannot write the table: {0}")]
     Write(#[from] io::Error),
@@ -344,15 +344,15 @@ mod tests {
     }
 
     #[test]
-    fn every_planted_defect_fails_and_is_shown() {
-        for name in PLANTS {
-            let (verdict, text) = run(vec![Box::new(Cpu), plant(name).expect("a listed defect")]);
+    fn every_seeded_defect_fails_and_is_shown() {
+        for name in DEFECTS {
+            let (verdict, text) = run(vec![Box::new(Cpu), defective(name).expect("a listed defect")]);
             assert!(verdict.failed > 0, "{name} was not noticed\n{text}");
             assert!(!verdict.is_success());
             assert!(text.contains("  first: "), "{text}");
             assert!(text.ends_with(&format!("{} failed\n", verdict.failed)), "{text}");
         }
-        assert!(matches!(plant("nothing"), Err(SelftestError::UnknownPlant(_))));
+        assert!(matches!(defective("nothing"), Err(SelftestError::UnknownDefect(_))));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use clap::error::ErrorKind;
-use xtask::cli::{self, Cli};
-use xtask::env::Env;
-use xtask::error::{Error, Report};
-use xtask::{interrupt, output};
+use xtask::base::env::Env;
+use xtask::base::interrupt;
+use xtask::cmd::cli::{self, Cli};
+use xtask::report::error::{Error, Report};
+use xtask::report::output;
 
 fn main() -> ExitCode {
     interrupt::install();

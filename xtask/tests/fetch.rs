@@ -12,7 +12,7 @@ use std::process::Command;
 
 use support::server::{Server, answer};
 use support::{REVISION, World, finished};
-use xtask::hash::Sha256;
+use xtask::base::hash::Sha256;
 
 /// Lets PROVENANCE name `server`.
 fn point_to(world: &World, server: &Server) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::{World, finished};
-use xtask::hash::Sha256;
+use xtask::base::hash::Sha256;
 
 /// A world whose upstream uses the crate `leftpad`, which only its own registry has.
 fn world_with_a_crate(below: &str) -> World {
@@ -491,7 +491,7 @@ fn pin_shows_the_hunk_of_a_patch_that_conflicts_and_writes_nothing() {
 
     fs::write(&lib, original).unwrap();
     let patch = fs::read(world.path("work/backend-patches/0001-change.patch")).unwrap();
-    xtask::patch::Patch::parse("p", &patch).unwrap().apply(&world.path("upstream")).unwrap();
+    xtask::source::patch::Patch::parse("p", &patch).unwrap().apply(&world.path("upstream")).unwrap();
     let report = json(&world.run(&["pin", NEXT, "--source", &upstream, "--json"]).exits(1).stdout);
     assert_eq!(report["schema"], "kiln.pin/1");
     assert_eq!(report["patches"][0]["verdict"], "upstream");
@@ -635,7 +635,7 @@ fn cuda_wheels_are_laid_verified_and_found() {
     let sum = Sha256::of(&wheel);
     fs::write(world.path("parts.whl"), &wheel).unwrap();
     let provenance = world.path("work/PROVENANCE");
-    let target = xtask::cuda_wheels::target();
+    let target = xtask::source::cuda_wheels::target();
     let table = format!(
         "\n[[cuda]]\npackage = \"parts\"\nversion = \"1.0\"\ntarget = \"{target}\"\nsha256 = \"{sum}\"\n"
     );

@@ -12,7 +12,7 @@ use support::{REVISION, World};
 /// Every verb that does something, as `ptx check`.
 fn verbs() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for verb in xtask::cli::Cli::command().get_subcommands() {
+    for verb in xtask::cmd::cli::Cli::command().get_subcommands() {
         let inner: Vec<_> =
             verb.get_subcommands().map(|inner| format!("{} {}", verb.get_name(), inner.get_name())).collect();
         found.extend(if inner.is_empty() { vec![verb.get_name().to_owned()] } else { inner });
@@ -102,7 +102,7 @@ fn the_reference_lists_every_verb_with_its_options() {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md")).unwrap();
     let everywhere = ["store", "toolchain", "llc", "lock-timeout", "quiet", "json", "help", "version"];
     let mut rows = 0;
-    let root = xtask::cli::Cli::command();
+    let root = xtask::cmd::cli::Cli::command();
     for verb in verbs() {
         let names = verb.split(' ');
         let command = names.fold(&root, |command, name| command.find_subcommand(name).unwrap());

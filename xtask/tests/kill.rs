@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use support::server::{Server, answer};
 use support::{REVISION, World, finished};
-use xtask::hash::Sha256;
+use xtask::base::hash::Sha256;
 
 /// What dies.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ fn assert_valid(world: &World, when: &str) {
     for kind in ["pristine", "sources"] {
         for entry in entries(&world.path("store").join(kind)) {
             let stamp = fs::read_to_string(entry.join("entry.json")).unwrap();
-            let tree = xtask::nar::hash_tree(&entry.join("tree")).unwrap();
+            let tree = xtask::source::nar::hash_tree(&entry.join("tree")).unwrap();
             assert!(stamp.contains(&tree.to_string()), "{when}: {} is not whole", entry.display());
         }
     }
@@ -109,7 +109,7 @@ fn assert_recovers(world: &World) {
 #[test]
 fn e6_e8_c10_a_setup_killed_at_every_checkpoint_is_taken_up_by_the_next() {
     let (world, _server) = world();
-    for (index, name) in xtask::checkpoint::ALL.iter().enumerate() {
+    for (index, name) in xtask::base::checkpoint::ALL.iter().enumerate() {
         let mut child = start(&world, Some(name));
         let stop = format!("checkpoint {name}");
         let mut said = Vec::new();

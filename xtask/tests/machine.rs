@@ -69,7 +69,7 @@ fn b13_target_cpu_native_reaches_the_host_config_alone_and_never_the_shared_back
     assert!(config.contains("-Ctarget-cpu=native"), "{config}");
     // It belongs to this machine: git must not carry it to another one.
     let ignored = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.gitignore")).unwrap();
-    let link = format!("/{}", xtask::checkout::LINK);
+    let link = format!("/{}", xtask::backend::checkout::LINK);
     for file in ["/.cargo/cuda-oxide.toml", "/.cargo/kiln.toml", &link] {
         assert!(ignored.lines().any(|line| line == file), "{file} is not ignored");
     }
@@ -208,7 +208,7 @@ fn e9_two_checkouts_with_other_patches_share_a_store_and_build_once_each() {
     }
     let other = "Other.\n\n--- /dev/null\n+++ b/other\n@@ -0,0 +1 @@\n+x\n";
     fs::write(second.join("backend-patches/0002-other.patch"), other).unwrap();
-    let sha256 = xtask::hash::Sha256::of(other.as_bytes());
+    let sha256 = xtask::base::hash::Sha256::of(other.as_bytes());
     let pins = fs::read_to_string(second.join("PROVENANCE")).unwrap().replace(
         "[toolchain]",
         &format!(

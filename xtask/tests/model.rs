@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use support::{World, finished};
-use xtask::hash::Sha256;
+use xtask::base::hash::Sha256;
 use zip::write::SimpleFileOptions;
 
 const MODEL: &[u8] = b"GGUF and so on";

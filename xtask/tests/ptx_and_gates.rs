@@ -494,16 +494,18 @@ fn gates_without_a_backend_and_a_card_are_skipped_by_name() {
 }
 
 #[test]
-fn a_filter_or_plant_that_matches_nothing_fails() {
+fn a_filter_or_defect_that_matches_nothing_fails() {
     let world = World::new();
     world.run(&["gate", "no-such-gate"]).exits(1).says("error[KILN-0140]").says("toolchain/doctor, ");
+    world.run(&["gate", "--seed-defect", "doctor"]).exits(1).says("error[KILN-0140]");
+    // The option's former name.
     world.run(&["gate", "--plant", "doctor"]).exits(1).says("error[KILN-0140]");
     world.run(&["gate", "--plant", "toolchain/doctor", "toolchain"]).exits(1);
     world.run(&["gate", "--arch", "SM_86"]).exits(1).says("error[KILN-0321]");
 }
 
 #[test]
-fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_user_s() {
+fn f13_every_gate_is_green_and_red_with_its_defect_and_changes_nothing_of_the_user_s() {
     let world = recorded();
     world.lay_card();
     let list = world.run(&["gate", "--list", "--json"]).exits(0);
@@ -529,7 +531,7 @@ fn f13_every_gate_is_green_and_red_with_its_plant_and_changes_nothing_of_the_use
     let green = run.stdout.lines().filter(|line| line.starts_with("green    ")).count();
     assert_eq!(green, names.len(), "{}", run.stdout);
     for name in &names {
-        let run = gate(&["--plant", name]).exits(1);
+        let run = gate(&["--seed-defect", name]).exits(1);
         assert!(run.stdout.starts_with(&format!("RED      {name} (")), "{}", run.stdout);
         assert!(run.stdout.contains("\nDONE total=1 red=1 skipped=0 wall="), "{}", run.stdout);
     }

@@ -513,3 +513,65 @@ fn explain_knows_the_codes() {
     );
     world.run(&["explain", "KILN-9999"]).exits(1).says("error[KILN-0120]");
 }
+
+/// The backend's key, and the sha256 of its library and of cargo-oxide, as the record has them.
+fn recorded_output(world: &World) -> (String, Vec<String>) {
+    let text = fs::read_to_string(world.backend().with_file_name("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let key = &record["predicate"]["buildDefinition"]["internalParameters"]["key"];
+    let digests = record["subject"].as_array().unwrap().iter();
+    let digests = digests.map(|subject| subject["digest"]["sha256"].as_str().unwrap().to_owned());
+    (key.as_str().unwrap().to_owned(), digests.collect())
+}
+
+#[test]
+fn the_record_says_what_the_build_took() {
+    let world = World::new();
+    world.setup();
+    let doctor = world.run(&["doctor"]);
+    assert!(doctor.stdout.contains("its build took "), "{}", doctor.stdout);
+    let text = fs::read_to_string(world.backend().with_file_name("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let by_products = record["predicate"]["runDetails"]["byproducts"].as_array().unwrap();
+    let cost = by_products.iter().find(|one| one["name"] == "build-cost").unwrap();
+    let figure = |name: &str| cost["annotations"][name].as_str().unwrap().parse::<f64>().unwrap();
+    assert!(figure("wall-seconds") > 0.0 && figure("crates") >= 2.0, "{cost}");
+    assert_eq!(cost["annotations"]["partial"], "false");
+    if cfg!(target_os = "linux") {
+        assert!(figure("processor-seconds") > 0.0 && figure("peak-memory-bytes") > 1e6, "{cost}");
+    }
+}
+
+#[test]
+fn a_backend_with_other_bytes_than_recorded_is_refused_until_it_is_accepted() {
+    let world = World::new();
+    world.setup().says("PROVENANCE does not record what these inputs give");
+    let pin = || fs::read_to_string(world.path("work/PROVENANCE")).unwrap();
+    let upstream = world.path("upstream").display().to_string();
+    let accept = ["setup", "--offline", "--source", &upstream, "--accept"];
+
+    // What is recorded is compared, in the store and after a build.
+    world.run(&accept).exits(0).says("PROVENANCE records ");
+    let (key, digests) = recorded_output(&world);
+    assert!(digests.iter().chain([&key]).all(|text| pin().contains(text.as_str())), "{}", pin());
+    let good = pin();
+    world.run(&accept).exits(0);
+    assert_eq!(pin(), good, "nothing is recorded twice");
+    world.run(&["build", "--arch", "sm_86"]).exits(0);
+
+    world.edit("work/PROVENANCE", &digests[0], &"0".repeat(64));
+    for verb in [&["build", "--arch", "sm_86"][..], &["setup", "--offline", "--source", &upstream]] {
+        world.run(verb).exits(70).says("error[KILN-0916]").says(&digests[0]).says("verify --rebuild");
+    }
+    fs::remove_dir_all(world.path("store/backends")).unwrap();
+    world.run(&["setup", "--offline", "--source", &upstream]).exits(70).says("error[KILN-0916]");
+    assert!(
+        !world.path("store/backends").exists()
+            || fs::read_dir(world.path("store/backends")).unwrap().next().is_none()
+    );
+
+    // Beside what is there.
+    world.run(&accept).exits(0);
+    assert!(pin().contains(&digests[0]) && pin().contains(&"0".repeat(64)), "{}", pin());
+    world.run(&["build", "--arch", "sm_86"]).exits(0);
+}

@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = kiln_engine::torture::consume(bytes.to_vec());
+    let _ = kiln_engine::fuzz::consume(bytes.to_vec());
 });

@@ -51,7 +51,7 @@ pub trait Backend: Send {
     /// # Errors
     /// [`crate::Error::Request`] if a token is not in the vocabulary, the positions do not fit the context or do not
     /// follow what the cache holds, or more logits are wanted than a batch holds; [`crate::Error::NotFinite`] if a step
-    /// makes a value that is not finite.
+    /// makes a value that is not finite; [`crate::Error::Poisoned`] after a step that panicked.
     fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()>;
 
     /// Logits of the last [`Backend::run`]: `vocabulary` numbers for each wanted column, in order.

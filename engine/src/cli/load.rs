@@ -135,7 +135,7 @@ impl LoadArguments {
         }
         let level = match &self.level {
             Some(name) => Level::from_name(name)?,
-            None => Level::best(),
+            None => Level::fastest(),
         };
         let options = Options {
             context: options.context,

@@ -48,8 +48,8 @@ enum Verb {
         #[arg(long, default_value = "cpu", value_name = "DEVICE")]
         device: DeviceName,
         /// Add a runner with a defect, to see the self-test fail.
-        #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(selftest::PLANTS))]
-        plant: Option<String>,
+        #[arg(long, alias = "plant", value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(selftest::DEFECTS))]
+        seed_defect: Option<String>,
     },
 }
 
@@ -162,10 +162,10 @@ fn run(cli: Cli, kinds: &[&dyn DeviceKind], out: &mut dyn Write) -> Result<ExitC
         Verb::Inspect(arguments) => show::inspect(&arguments, out)?,
         Verb::Tokenize(arguments) => show::tokenize(&arguments, out)?,
         Verb::Perplexity(arguments) => perplexity::perplexity(&arguments, kinds, out)?,
-        Verb::Selftest { device, plant } => {
+        Verb::Selftest { device, seed_defect } => {
             let mut runners = selftest::runners(&device, kinds)?;
-            if let Some(name) = plant {
-                runners.push(selftest::plant(&name)?);
+            if let Some(name) = seed_defect {
+                runners.push(selftest::defective(&name)?);
             }
             let verdict = selftest::compare(&mut runners, out)?;
             return Ok(if verdict.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn selftest_succeeds_and_fails_with_a_plant() {
+    fn selftest_succeeds_and_fails_with_a_seeded_defect() {
         let code = |args: &[&str]| {
             let cli = Cli::try_parse_from(args).expect("a good command line");
             let mut text = Vec::new();
@@ -206,7 +206,7 @@ mod tests {
         };
         let (good, text) = code(&["kiln", "selftest"]);
         assert!(good, "{text}");
-        let (good, text) = code(&["kiln", "selftest", "--plant", "unfused"]);
+        let (good, text) = code(&["kiln", "selftest", "--seed-defect", "unfused"]);
         assert!(!good && !text.ends_with(" 0 failed\n"), "{text}");
     }
 

@@ -5,6 +5,7 @@
 //! Decoding of tensor data is in `kiln_kernels`; what the metadata means is in [`crate::model`].
 
 mod parse;
+pub(crate) mod table;
 mod types;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-pub use types::{TensorType, Value};
+pub use types::{BlockVisitor, TensorType, Value};
 
 use crate::error::{Error, Result};
 

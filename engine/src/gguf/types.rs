@@ -2,113 +2,139 @@
 
 use std::fmt;
 
-/// The encodings of tensor elements that the engine reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TensorType {
-    /// 32-bit float.
-    F32,
-    /// 16-bit IEEE float.
-    F16,
-    /// Upper half of a 32-bit float.
-    Bf16,
-    /// 4 bits, one scale a block of 32.
-    Q4_0,
-    /// 4 bits, scale and minimum a block of 32.
-    Q4_1,
-    /// 5 bits, one scale a block of 32.
-    Q5_0,
-    /// 5 bits, scale and minimum a block of 32.
-    Q5_1,
-    /// 8 bits, one scale a block of 32.
-    Q8_0,
-    /// 2 bits, blocks of 256 in 16 parts.
-    Q2K,
-    /// 3 bits, blocks of 256 in 16 parts.
-    Q3K,
-    /// 4 bits, blocks of 256 in 8 parts.
-    Q4K,
-    /// 5 bits, blocks of 256 in 8 parts.
-    Q5K,
-    /// 6 bits, blocks of 256 in 16 parts.
-    Q6K,
-    /// 4 bits through a table, blocks of 32.
-    Iq4Nl,
+use kiln_kernels::blocks::{self, Blocks};
+
+use super::table::tensor_types;
+
+macro_rules! define {
+    (
+        floats { $($float:ident: $float_number:literal, $float_name:literal, $float_bytes:literal, $float_doc:literal;)+ }
+        quantised { $(
+            $block:ident: $number:literal, $name:literal, $len:literal, $bytes:literal, $quant:literal, $factor:literal,
+            ($scale:literal, $min:expr), $family:ident { $($field:ident: $value:expr),* }, $doc:literal;
+        )+ }
+    ) => {
+        /// The encodings of tensor elements that the engine reads.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum TensorType {
+            $(#[doc = $float_doc] $float,)+
+            $(#[doc = $doc] $block,)+
+        }
+
+        const COUNT: usize = [$($float_number,)+ $($number),+].len();
+
+        impl TensorType {
+            /// All types, in the order of their numbers in the file.
+            pub const ALL: [TensorType; COUNT] =
+                in_order([$(TensorType::$float,)+ $(TensorType::$block),+]);
+
+            /// The number that a GGUF file uses for this type.
+            pub const fn number(self) -> u32 {
+                match self {
+                    $(TensorType::$float => $float_number,)+
+                    $(TensorType::$block => $number,)+
+                }
+            }
+
+            /// The name, as files and people spell it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(TensorType::$float => $float_name,)+
+                    $(TensorType::$block => $name,)+
+                }
+            }
+
+            /// Elements in a block.
+            pub const fn block_len(self) -> usize {
+                match self {
+                    $(TensorType::$float => 1,)+
+                    $(TensorType::$block => $len,)+
+                }
+            }
+
+            /// Bytes in a block.
+            pub const fn block_bytes(self) -> usize {
+                match self {
+                    $(TensorType::$float => $float_bytes,)+
+                    $(TensorType::$block => $bytes,)+
+                }
+            }
+
+            /// Whether it is one of the quantised types.
+            pub const fn is_quantised(self) -> bool {
+                match self {
+                    $(TensorType::$float => false,)+
+                    $(TensorType::$block => true,)+
+                }
+            }
+
+            /// Where the f16 scale and the f16 minimum lie in a block of a quantised type.
+            pub const fn half_places(self) -> Option<(usize, Option<usize>)> {
+                match self {
+                    $(TensorType::$float => None,)+
+                    $(TensorType::$block => Some(($scale, $min)),)+
+                }
+            }
+
+            /// Hands the type's unpacker to `visitor`; `None` for float types.
+            #[inline]
+            pub fn visit<V: BlockVisitor>(self, visitor: V) -> Option<V::Output> {
+                match self {
+                    $(TensorType::$float => None,)+
+                    $(TensorType::$block => Some(visitor.visit::<blocks::$block>(self)),)+
+                }
+            }
+        }
+
+        // The unpacker is the one that the row means.
+        $(const _: () = assert!(
+            <blocks::$block as Blocks>::BLOCK == $len
+                && <blocks::$block as Blocks>::BYTES == $bytes
+                && <blocks::$block as Blocks>::HAS_MIN == {
+                const MIN: Option<usize> = $min;
+                MIN.is_some()
+            },
+            concat!("the row of ", $name, " is not what its unpacker reads")
+        );)+
+
+        // A sub-block's integer, the sum over 32 of factor * quant * activation, fits an i32; and an f32 holds it exactly, so that
+        // its conversion rounds nothing.
+        $(const _: () = assert!(
+            ($factor as i64) * $quant * 127 * 32 < 1 << 24,
+            concat!("a sub-block of ", $name, " overflows an exact f32")
+        );)+
+    };
+}
+tensor_types!(define);
+
+/// What is done with a quantised type whose unpacker is only known at run time.
+pub trait BlockVisitor {
+    /// What comes out.
+    type Output;
+
+    /// Called with the unpacker of `kind`.
+    fn visit<B: Blocks>(self, kind: TensorType) -> Self::Output;
+}
+
+const fn in_order(mut types: [TensorType; COUNT]) -> [TensorType; COUNT] {
+    let mut sorted = 1;
+    while sorted < COUNT {
+        let mut at = sorted;
+        while at > 0 && types[at - 1].number() > types[at].number() {
+            let higher = types[at - 1];
+            types[at - 1] = types[at];
+            types[at] = higher;
+            at -= 1;
+        }
+        sorted += 1;
+    }
+    types
 }
 
 impl TensorType {
-    /// All types, in the order of their numbers in the file.
-    pub const ALL: [TensorType; 14] = [
-        TensorType::F32,
-        TensorType::F16,
-        TensorType::Q4_0,
-        TensorType::Q4_1,
-        TensorType::Q5_0,
-        TensorType::Q5_1,
-        TensorType::Q8_0,
-        TensorType::Q2K,
-        TensorType::Q3K,
-        TensorType::Q4K,
-        TensorType::Q5K,
-        TensorType::Q6K,
-        TensorType::Iq4Nl,
-        TensorType::Bf16,
-    ];
-
-    /// The number that a GGUF file uses for this type.
-    pub fn number(self) -> u32 {
-        match self {
-            TensorType::F32 => 0,
-            TensorType::F16 => 1,
-            TensorType::Q4_0 => 2,
-            TensorType::Q4_1 => 3,
-            TensorType::Q5_0 => 6,
-            TensorType::Q5_1 => 7,
-            TensorType::Q8_0 => 8,
-            TensorType::Q2K => 10,
-            TensorType::Q3K => 11,
-            TensorType::Q4K => 12,
-            TensorType::Q5K => 13,
-            TensorType::Q6K => 14,
-            TensorType::Iq4Nl => 20,
-            TensorType::Bf16 => 30,
-        }
-    }
-
     /// The type with this number, if the engine reads it.
     pub fn from_number(number: u32) -> Option<TensorType> {
         TensorType::ALL.into_iter().find(|kind| kind.number() == number)
-    }
-
-    /// Elements in a block.
-    pub fn block_len(self) -> usize {
-        match self {
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => 1,
-            TensorType::Q4_0
-            | TensorType::Q4_1
-            | TensorType::Q5_0
-            | TensorType::Q5_1
-            | TensorType::Q8_0
-            | TensorType::Iq4Nl => 32,
-            TensorType::Q2K | TensorType::Q3K | TensorType::Q4K | TensorType::Q5K | TensorType::Q6K => 256,
-        }
-    }
-
-    /// Bytes in a block.
-    pub fn block_bytes(self) -> usize {
-        match self {
-            TensorType::F32 => 4,
-            TensorType::F16 | TensorType::Bf16 => 2,
-            TensorType::Q4_0 | TensorType::Iq4Nl => 18,
-            TensorType::Q4_1 => 20,
-            TensorType::Q5_0 => 22,
-            TensorType::Q5_1 => 24,
-            TensorType::Q8_0 => 34,
-            TensorType::Q2K => 84,
-            TensorType::Q3K => 110,
-            TensorType::Q4K => 144,
-            TensorType::Q5K => 176,
-            TensorType::Q6K => 210,
-        }
     }
 
     /// Bytes in a row of `len` elements, if `len` is a whole number of blocks and the product fits.
@@ -121,22 +147,7 @@ impl TensorType {
 
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            TensorType::F32 => "F32",
-            TensorType::F16 => "F16",
-            TensorType::Bf16 => "BF16",
-            TensorType::Q4_0 => "Q4_0",
-            TensorType::Q4_1 => "Q4_1",
-            TensorType::Q5_0 => "Q5_0",
-            TensorType::Q5_1 => "Q5_1",
-            TensorType::Q8_0 => "Q8_0",
-            TensorType::Q2K => "Q2_K",
-            TensorType::Q3K => "Q3_K",
-            TensorType::Q4K => "Q4_K",
-            TensorType::Q5K => "Q5_K",
-            TensorType::Q6K => "Q6_K",
-            TensorType::Iq4Nl => "IQ4_NL",
-        })
+        f.pad(self.name())
     }
 }
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use xtask::archive::{Limits, RootRule, unpack_tar};
+use xtask::source::archive::{Limits, RootRule, unpack_tar};
 
 fuzz_target!(|bytes: &[u8]| {
     let base = tempfile::tempdir().unwrap();
@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let limits = Limits { entries: 64, bytes: 1 << 16, name: 256 };
     let root = if bytes.len().is_multiple_of(2) { RootRule::One } else { RootRule::Bare };
     if unpack_tar(bytes, &into, root, &limits).is_ok() {
-        xtask::nar::hash_tree(&into).unwrap();
+        xtask::source::nar::hash_tree(&into).unwrap();
     }
     let mut names: Vec<_> = std::fs::read_dir(base.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use xtask::llc::parse_banner;
+use xtask::machine::llc::parse_banner;
 
 fuzz_target!(|text: &str| {
     if let Ok(banner) = parse_banner(text) {

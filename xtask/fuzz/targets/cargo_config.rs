@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use xtask::cargo_config::CargoConfig;
-use xtask::env::Env;
+use xtask::machine::cargo_config::CargoConfig;
+use xtask::base::env::Env;
 
 fuzz_target!(|bytes: &[u8]| {
     let base = tempfile::tempdir().unwrap();

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use xtask::nar::hash_tree;
-use xtask::patch::{Patch, apply_series};
+use xtask::source::nar::hash_tree;
+use xtask::source::patch::{Patch, apply_series};
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(patch) = Patch::parse("fuzz.patch", bytes) else { return };

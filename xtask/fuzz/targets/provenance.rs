@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use xtask::pin::Pin;
+use xtask::pins::Pin;
 
 fuzz_target!(|text: &str| {
     if let Err(error) = Pin::parse(Path::new("PROVENANCE"), text) {

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use clap::Args;
 
-use crate::cli::Common;
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::Result;
-use crate::output;
-use crate::plan::{Plan, Request};
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
+use crate::plan::Plan;
+use crate::report::decision::Thoroughness;
+use crate::report::error::Result;
+use crate::report::output;
 
 /// Print the provenance of the installed backend: an in-toto Statement v1 with a SLSA v1 predicate
 ///
@@ -30,7 +30,7 @@ impl Attest {
     /// # Errors
     /// There is no backend, or it is not the recorded one.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         for resolved in [&plan.pins.decision, &plan.store.decision, &plan.rustc.decision] {
             if let Some(problem) = &resolved.problem {
                 return Err(problem.clone().into());

@@ -7,20 +7,20 @@ use fs_err as fs;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use crate::bundle::{self, Content, Manifest};
-use crate::cli::Common;
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::hash::Sha256;
-use crate::interrupt::Folder;
-use crate::inventory;
-use crate::output;
-use crate::plan::{Plan, Request};
-use crate::progress;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::base::interrupt::Folder;
+use crate::cmd::cli::Common;
+use crate::plan::Plan;
+use crate::report::decision::Thoroughness;
+use crate::report::error::{Error, Result};
+use crate::report::output;
+use crate::report::progress;
 use crate::source;
+use crate::source::bundle::{self, Content, Manifest};
+use crate::source::vendor::{self, Collecting, Locks};
 use crate::store::Kind;
-use crate::vendor::{self, Collecting, Locks};
+use crate::store::inventory;
 
 /// Write the source, the patches and all crates into one file, from which `setup --bundle` needs no network
 ///
@@ -64,7 +64,7 @@ impl Bundle {
     /// The checkout is not set up, or a crate cannot be had.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let progress = progress::on_stderr("bundle", self.common.quiet);
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         let pins = plan.pins.require()?;
         let store = plan.store.require()?;
         let toolchain = plan.rustc.require()?;

@@ -4,9 +4,9 @@ use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
 use serde::Serialize;
 
-use crate::cli::Cli;
-use crate::error::Result;
-use crate::output;
+use crate::cmd::cli::Cli;
+use crate::report::error::Result;
+use crate::report::output;
 
 /// Print completions for a shell, for a command called `xtask`
 ///

@@ -5,12 +5,12 @@ use std::path::Path;
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::Common;
-use crate::decision::{Candidate, Decision, Thoroughness, Verdict};
-use crate::env::Env;
-use crate::error::Result;
-use crate::output;
-use crate::plan::{self, Plan, Request};
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
+use crate::plan::{self, Plan};
+use crate::report::decision::{Candidate, Decision, Thoroughness, Verdict};
+use crate::report::error::Result;
+use crate::report::output;
 
 /// Show what a GPU build would use and why, and what is missing
 ///
@@ -50,7 +50,7 @@ impl Doctor {
     /// # Errors
     /// Standard output fails. A problem that doctor finds is not an error of doctor.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::All), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::All), workspace, env);
         let mut decisions: Vec<Decision> = plan.decisions().into_iter().cloned().collect();
         for arch in &self.arch {
             decisions

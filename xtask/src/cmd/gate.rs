@@ -7,18 +7,17 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use crate::arch::Arch;
-use crate::cli::Common;
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::gate::{self, Gate as Check, Need, Outcome, Plant, World};
-use crate::output;
-use crate::plan::Request;
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
+use crate::gate::{self, Defect, Gate as Check, Need, Outcome, World};
+use crate::machine::arch::Arch;
+use crate::report::decision::Thoroughness;
+use crate::report::error::{Error, Result};
+use crate::report::output;
 
 crate::codes! {
     NO_GATE = "KILN-0140", Machine, "no gate has that name",
-        "The filter is a part of a gate's name; `--plant` takes a whole name. Nothing matches, so nothing would be \
+        "The filter is a part of a gate's name; `--seed-defect` takes a whole name. Nothing matches, so nothing would be \
          checked, and nothing is not success.";
 }
 
@@ -43,11 +42,11 @@ pub struct Gate {
     #[arg(long)]
     require_all: bool,
 
-    /// Plant this gate's defect and run it: it must end red
-    #[arg(long, value_name = "NAME", conflicts_with = "filter")]
-    plant: Option<String>,
+    /// Seed this gate's defect and run it: it must end red
+    #[arg(long, value_name = "NAME", alias = "plant", conflicts_with = "filter")]
+    seed_defect: Option<String>,
 
-    /// List the gates, what they need and what can be planted, and run none
+    /// List the gates, what they need and what defect can be seeded, and run none
     #[arg(long)]
     list: bool,
 
@@ -91,6 +90,8 @@ struct Listed<'a> {
     name: &'a str,
     about: &'a str,
     needs: &'a [Need],
+    defect: &'a str,
+    /// The former name of `defect`.
     plant: &'a str,
 }
 
@@ -107,13 +108,13 @@ impl Gate {
         if self.list {
             return self.print_list(&gates);
         }
-        let request = Request::new(&self.common, Thoroughness::First);
+        let request = self.common.request(Thoroughness::First);
         let world = World::new(workspace, env, &request, &archs, !self.arch.is_empty());
-        let plant = if self.plant.is_some() { Plant::On } else { Plant::Off };
+        let defect = if self.seed_defect.is_some() { Defect::Seeded } else { Defect::None };
         let started = Instant::now();
         let mut lines = Vec::new();
         for gate in &gates {
-            let (mut outcome, took) = gate.run(&world, plant);
+            let (mut outcome, took) = gate.run(&world, defect);
             if let (true, Outcome::Skipped { reason, run }) = (self.require_all, &outcome) {
                 outcome = Outcome::red(format!("skipped, and --require-all is given: {reason}; run: {run}"));
             }
@@ -136,12 +137,12 @@ impl Gate {
     }
 
     fn chosen(&self, gates: Vec<Check>) -> Result<Vec<Check>> {
-        let what = match (&self.plant, &self.filter) {
-            (Some(name), _) => format!("--plant {name}"),
+        let what = match (&self.seed_defect, &self.filter) {
+            (Some(name), _) => format!("--seed-defect {name}"),
             (None, Some(filter)) => format!("the filter {filter:?}"),
             (None, None) => return Ok(gates),
         };
-        let wanted = |gate: &Check| match (&self.plant, &self.filter) {
+        let wanted = |gate: &Check| match (&self.seed_defect, &self.filter) {
             (Some(name), _) => gate.name == *name,
             (None, filter) => filter.as_ref().is_none_or(|filter| gate.name.contains(filter.as_str())),
         };
@@ -162,7 +163,8 @@ impl Gate {
                     name: &gate.name,
                     about: gate.about,
                     needs: gate.needs,
-                    plant: gate.plant,
+                    defect: gate.defect,
+                    plant: gate.defect,
                 })
                 .collect();
             output::json(&List { schema: "kiln.gate-list/1", gates: list })?;
@@ -171,7 +173,7 @@ impl Gate {
         for gate in gates {
             let needs: Vec<String> = gate.needs.iter().map(Need::to_string).collect();
             output::line(&format!("{}: {}", gate.name, gate.about))?;
-            output::line(&format!("    needs {}; --plant: {}", needs.join(", "), gate.plant))?;
+            output::line(&format!("    needs {}; --seed-defect: {}", needs.join(", "), gate.defect))?;
         }
         Ok(0)
     }

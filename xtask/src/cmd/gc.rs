@@ -7,13 +7,13 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use crate::cli::Common;
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
 use crate::cmd::store;
-use crate::env::Env;
-use crate::error::Result;
-use crate::inventory::{self, Removed};
-use crate::output;
-use crate::progress;
+use crate::report::error::Result;
+use crate::report::output;
+use crate::report::progress;
+use crate::store::inventory::{self, Removed};
 
 /// Remove from the store what no checkout uses, and what killed setups left
 ///

@@ -6,10 +6,10 @@ use clap::{Args, CommandFactory as _};
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::cli::Cli;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::output;
+use crate::base::env::Env;
+use crate::cmd::cli::Cli;
+use crate::report::error::{Error, Result};
+use crate::report::output;
 
 /// Write manual pages into a folder
 ///

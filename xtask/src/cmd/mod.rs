@@ -3,6 +3,7 @@
 pub mod attest;
 pub mod build;
 pub mod bundle;
+pub mod cli;
 pub mod completions;
 pub mod doctor;
 pub mod explain;

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::Common;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::hash::Sha256;
-use crate::model::{self, Making};
-use crate::output;
-use crate::pin::{self, Pin};
-use crate::progress;
-use crate::selection::Selection;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::cmd::cli::Common;
+use crate::pins::{self, Pin};
+use crate::report::error::{Error, Result};
+use crate::report::output;
+use crate::report::progress;
+use crate::source::model::{self, Making};
 use crate::store::Store;
+use crate::store::selection::Selection;
 
 crate::codes! {
     NO_MODEL = "KILN-0160", Machine, "no such model",
@@ -66,7 +66,7 @@ struct Listed {
 }
 
 impl Listed {
-    fn new(model: &pin::Model, path: Option<PathBuf>) -> Self {
+    fn new(model: &pins::Model, path: Option<PathBuf>) -> Self {
         Listed {
             name: model.name.to_string(),
             package: model.package.to_string(),

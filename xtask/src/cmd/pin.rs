@@ -6,21 +6,21 @@ use clap::{ArgGroup, Args};
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::cli::Common;
+use crate::base::env::Env;
+use crate::base::hash::{Revision, Sha256};
+use crate::base::interrupt::Folder;
+use crate::cmd::cli::Common;
 use crate::cmd::store;
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::{Error, Exit, Result};
-use crate::hash::{Revision, Sha256};
-use crate::interrupt::Folder;
-use crate::output;
-use crate::patch::{self, Patch};
-use crate::pin::{PATCH_FOLDER, Pin, Repository};
-use crate::plan::{Plan, Request};
-use crate::progress::{self, Progress};
+use crate::pins::{PATCH_FOLDER, Pin, Repository};
+use crate::plan::Plan;
 use crate::repin::{self, Candidate, Change, NO_REVISION, PATCHES_CONFLICT, Tried, Verdict};
+use crate::report::decision::Thoroughness;
+use crate::report::error::{Error, Exit, Result};
+use crate::report::output;
+use crate::report::progress::{self, Progress};
+use crate::source::patch::{self, Patch};
+use crate::source::vendor::{self, Collecting, Locks};
 use crate::source::{self, Origin};
-use crate::vendor::{self, Collecting, Locks};
 
 /// Show what another upstream revision means for PROVENANCE, or whether the pinned one still resolves
 ///
@@ -220,7 +220,7 @@ impl Repin {
         workspace: &Path,
         env: &Env,
         progress: &dyn Progress,
-    ) -> Result<std::collections::BTreeMap<String, crate::hash::TreeHash>> {
+    ) -> Result<std::collections::BTreeMap<String, crate::base::hash::TreeHash>> {
         let mut pin = pin.clone();
         pin.source.subfolder.clone_from(&candidate.subfolder);
         pin.source.lock = candidate.lock.clone();
@@ -235,9 +235,9 @@ impl Repin {
         workspace: &Path,
         env: &Env,
         progress: &dyn Progress,
-    ) -> Result<std::collections::BTreeMap<String, crate::hash::TreeHash>> {
+    ) -> Result<std::collections::BTreeMap<String, crate::base::hash::TreeHash>> {
         let locks = Locks::upstream(pin, upstream, workspace)?;
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         let (store, toolchain) = (plan.store.require()?, plan.rustc.require()?);
         let scratch = Folder::temporary("kiln-pin-")?;
         let offline = env.is_offline(self.offline);
@@ -254,7 +254,7 @@ impl Repin {
         progress: &dyn Progress,
         report: &mut Report,
     ) -> Result<()> {
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         let upstream = pin.source.workspace(&plan.source.require()?.tree);
         let hashes = self.vendored_hashes(pin, &upstream, workspace, env, progress)?;
         report.changes = repin::git_crate_changes(pin, &hashes);

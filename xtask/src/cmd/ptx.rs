@@ -7,24 +7,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::arch::Arch;
-use crate::cli::Common;
-use crate::cmd::build::GpuBuild;
-use crate::cuda::{self, CudaRequest, Ptxas};
-use crate::decision::Thoroughness;
-use crate::env::Env;
-use crate::error::{Error, Exit, Result};
-use crate::hash::Sha256;
-use crate::nvvm;
-use crate::output;
-use crate::pin::{ArchName, Pin, PtxCompiler};
+use crate::base::env::Env;
+use crate::build::recorded::{Scanning, build_and_scan, compare_with_record, same_entries};
+use crate::cmd::cli::Common;
+use crate::machine::arch::Arch;
+use crate::machine::cuda::{self, CudaRequest, Ptxas};
+use crate::machine::nvvm;
+use crate::pins::{Pin, PtxCompiler};
 use crate::plan::{Plan, Request};
-use crate::progress::{self, Silent};
 use crate::ptx::compare::{self, Difference};
 use crate::ptx::driver::Card;
-use crate::ptx::record::{self, Digests, NOT_RECORDED};
+use crate::ptx::record::{self, Digests};
 use crate::ptx::scan::{self, Scanned};
-use crate::ptx::table::{self, FILE_NAME, Reason, Row, Table};
+use crate::ptx::table::{self, FILE_NAME, Reason, Table};
+use crate::report::decision::Thoroughness;
+use crate::report::error::{Error, Exit, Result};
+use crate::report::output;
+use crate::report::progress::{self};
 use crate::store;
 
 crate::codes! {
@@ -45,9 +44,6 @@ crate::codes! {
     OTHER_RELEASE = "KILN-0156", Machine, "the toolkit's libNVVM is not the one to record",
         "`ptx bless` makes the PTX with everything that PROVENANCE verifies. The libNVVM of the CUDA toolkit here is of \
          another release than the one whose turn it is, so that its digests would be recorded under a wrong name.";
-    RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
-        "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
-         `cargo xtask ptx bless`; one of them was edited or merged alone.";
 }
 
 /// Look at the kernels' PTX, compare it with the record, or record it
@@ -196,24 +192,6 @@ impl Ptx {
     }
 }
 
-/// A scan of one architecture by one llc.
-struct Scanning {
-    arch: ArchName,
-    llvm: PtxCompiler,
-    files: Vec<PathBuf>,
-    entries: BTreeMap<String, Scanned>,
-}
-
-impl Scanning {
-    fn rows(&self) -> BTreeMap<String, Row> {
-        self.entries.iter().map(|(name, scanned)| (name.clone(), scanned.row.clone())).collect()
-    }
-
-    fn digests(&self) -> BTreeMap<String, Sha256> {
-        self.entries.iter().map(|(name, scanned)| (name.clone(), scanned.digest)).collect()
-    }
-}
-
 fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
     archs.iter().map(|text| text.parse()).collect()
 }
@@ -227,25 +205,6 @@ fn card(wanted: bool) -> Result<Option<Card>> {
         Error::new(&NO_CARD, "there is no NVIDIA driver or no card here").hint("run without --driver")
     })?;
     Ok(Some(card))
-}
-
-/// Builds for every one of `archs` with the plan's llc, and scans.
-fn build_and_scan(
-    plan: &Plan,
-    archs: &BTreeSet<Arch>,
-    card: Option<&Card>,
-    env: &Env,
-) -> Result<Vec<Scanning>> {
-    let gpu = GpuBuild::prepare(plan, archs, env, &Silent)?;
-    let llvm = gpu.lowering().key();
-    let mut scans = Vec::new();
-    for arch in archs {
-        let files: Vec<PathBuf> = gpu.build(arch)?.ptx.into_iter().map(|(path, _)| path).collect();
-        let entries = scan::scan(&files, plan.ptxas.value.as_ref(), card, env)?;
-        let name = arch.to_string().parse().map_err(|what: String| Error::new(&crate::error::BUG, what))?;
-        scans.push(Scanning { arch: name, llvm, files, entries });
-    }
-    Ok(scans)
 }
 
 impl Scan {
@@ -263,7 +222,7 @@ impl Scan {
             report.scans.push(ScanOf::new(None, None, &files, &entries));
         } else {
             let archs = parse(&self.arch)?;
-            let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+            let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
             for scanning in build_and_scan(&plan, &archs, card.as_ref(), env)? {
                 let (arch, llvm) = (scanning.arch.to_string(), scanning.llvm.to_string());
                 report.scans.push(ScanOf::new(Some(arch), Some(llvm), &scanning.files, &scanning.entries));
@@ -409,7 +368,7 @@ impl Check {
         if self.sources {
             return self.report(Vec::new(), Some("only the sources were asked for".to_owned()));
         }
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         // A toolchain that is not set up is no failure of the PTX; one that was tampered with is a failure.
         if let Some(problem) = plan.problem().filter(|problem| problem.exit == Exit::Machine) {
             let why = format!("nothing can be built: {}", first_line(&problem.message));
@@ -473,70 +432,6 @@ fn archs(named: &[String], recorded: &Digests) -> Result<BTreeSet<Arch>> {
     Ok(archs)
 }
 
-fn same_entries(recorded: &Digests, table: &Table) -> Result<()> {
-    let of_digests: BTreeSet<_> =
-        recorded.iter().flat_map(|(key, entries)| entries.keys().map(move |name| (key, name))).collect();
-    let of_table: BTreeSet<_> =
-        table.rows.iter().flat_map(|(key, entries)| entries.keys().map(move |name| (key, name))).collect();
-    let Some(((arch, llvm), name)) = of_digests.symmetric_difference(&of_table).next() else { return Ok(()) };
-    Err(Error::new(
-        &RECORD_SPLIT,
-        format!("{arch} {llvm}: the entry {name} is in one of PROVENANCE and {FILE_NAME} alone"),
-    )
-    .hint("run: cargo xtask ptx bless"))
-}
-
-fn compare_with_record(
-    scans: &[Scanning],
-    recorded: &Digests,
-    table: &Table,
-    same_ptxas: bool,
-) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for scan in scans {
-        let key = (scan.arch.clone(), scan.llvm);
-        let (Some(digests), Some(rows)) = (recorded.get(&key), table.rows.get(&key)) else {
-            return Err(Error::new(
-                &NOT_RECORDED,
-                format!("PROVENANCE has no [kernels.ptx.{}.{}]", scan.arch, scan.llvm),
-            )
-            .hint(format!("run: cargo xtask ptx bless --arch {}", scan.arch)));
-        };
-        let digests = table::digest_differences(digests, &scan.digests());
-        let rows = table::differences(rows, &scan.rows(), same_ptxas);
-        found.extend(
-            digests.into_iter().chain(rows).map(|line| format!("{} {}: {line}", scan.arch, scan.llvm)),
-        );
-    }
-    Ok(found)
-}
-
-/// Builds with `plan` and compares with the record; the differences, one phrase each. With `planted`, one recorded digest
-/// is changed first, so that a difference must be found.
-///
-/// # Errors
-/// Something fails, the sources are not the recorded ones, or nothing is recorded for one of `archs`.
-pub fn compare_builds(
-    workspace: &Path,
-    plan: &Plan,
-    archs: &[Arch],
-    planted: bool,
-    env: &Env,
-) -> Result<Vec<String>> {
-    let pin = Pin::load(workspace)?;
-    let mut recorded = record::digests(&pin);
-    let table = Table::load(workspace)?.unwrap_or_default();
-    record::check_sources(workspace, &pin)?;
-    same_entries(&recorded, &table)?;
-    if planted {
-        let digests = recorded.values_mut().flat_map(BTreeMap::values_mut);
-        digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
-    }
-    let scans = build_and_scan(plan, &archs.iter().copied().collect(), None, env)?;
-    let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
-    compare_with_record(&scans, &recorded, &table, same_ptxas)
-}
-
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
@@ -553,7 +448,7 @@ impl Bless {
 
         // The recorded hash of the sources stands for all digests, so all of them are made anew.
         let source = record::source_hash(workspace)?;
-        let request = Request::new(&self.common, Thoroughness::First);
+        let request = self.common.request(Thoroughness::First);
         let plan = Plan::resolve(&request, workspace, env);
         let mut ptxas = Some(require_ptxas(&plan)?.full.clone());
         let mut scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
@@ -625,7 +520,7 @@ impl Bless {
         let path = Table::path(workspace);
         let same_table = fs_err::read(&path).is_ok_and(|bytes| bytes == fresh.text().as_bytes());
         if !same_table {
-            crate::atomic::write_atomic(&path, fresh.text().as_bytes(), None)?;
+            crate::base::atomic::write_atomic(&path, fresh.text().as_bytes(), None)?;
         }
         let same_record = !record::write(workspace, &source, &digests)?;
         if self.json {

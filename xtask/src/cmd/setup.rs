@@ -7,26 +7,29 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::backend;
-use crate::bundle::Bundle;
-use crate::checkout::{self, LINK};
-use crate::checkpoint;
-use crate::cli::Common;
-use crate::cuda_wheels;
-use crate::decision::{Problem, Thoroughness};
-use crate::env::Env;
-use crate::error::{ACCESS, Error, READ_ONLY, Result};
-use crate::hash::Sha256;
-use crate::host_config;
-use crate::inventory;
-use crate::output;
-use crate::plan::{self, Pins, Plan, Request};
-use crate::progress::{self, Progress};
-use crate::roots::Root;
-use crate::selection::Selection;
+use crate::backend::checkout::{self, LINK};
+use crate::backend::host_config;
+use crate::base::checkpoint;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::cmd::cli::Common;
+use crate::machine::toolchain::{NO_RUSTC_DEV, Toolchain};
+use crate::pins::Pin;
+use crate::pins::outputs::{self, Output, Recorded};
+use crate::plan::Plan;
+use crate::report::decision::{Problem, Thoroughness};
+use crate::report::error::{ACCESS, Error, READ_ONLY, Result};
+use crate::report::output;
+use crate::report::progress::{self, Progress};
+use crate::source::bundle::Bundle;
+use crate::source::cuda_wheels;
+use crate::source::pinned::Pins;
+use crate::source::vendor::{self, Locks};
 use crate::source::{self, Origin};
+use crate::store::inventory;
+use crate::store::roots::Root;
+use crate::store::selection::Selection;
 use crate::store::{Kind, Store};
-use crate::toolchain::{NO_RUSTC_DEV, Toolchain};
-use crate::vendor::{self, Locks};
 
 /// Fetch, verify, patch and build the pinned backend, and configure this checkout for it
 ///
@@ -55,6 +58,10 @@ pub struct Setup {
     /// toolkit. They are NVIDIA's, under NVIDIA's licence
     #[arg(long, value_name = "wheels")]
     cuda: Option<CudaParts>,
+
+    /// Record what was built in PROVENANCE, beside the recorded results: for another host or build of rustc
+    #[arg(long)]
+    accept: bool,
 
     /// Use no network: the source must be in the store or given, the crates in CARGO_HOME [also: KILN_OFFLINE=1]
     #[arg(long)]
@@ -112,7 +119,7 @@ impl Setup {
             (None, Some(path)) => Origin::Archive(path.clone()),
             (None, None) => Origin::Repository,
         };
-        let request = Request::new(&self.common, Thoroughness::First);
+        let request = self.common.request(Thoroughness::First);
         let mut plan = Plan::resolve(&request, workspace, env);
         if !self.dry_run && !offline && add_rustc_dev(&plan, env, progress.as_ref())? {
             plan = Plan::resolve(&request, workspace, env);
@@ -126,6 +133,9 @@ impl Setup {
         let flags = plan.host_flags.require()?;
 
         let mut steps = steps(&plan, &origin);
+        if self.accept {
+            steps.push("record the digests of the backend in PROVENANCE".to_owned());
+        }
         if bundle.is_some() && vendor::find(store, &pins.pin, workspace)?.is_none() {
             steps.push("verify the crates in the bundle and lay them into the store".to_owned());
         }
@@ -218,6 +228,7 @@ impl Setup {
             tools,
             crates: crates.as_ref(),
             offline,
+            accept: self.accept,
             env,
             progress: progress.as_ref(),
         };
@@ -232,13 +243,19 @@ impl Setup {
             }
             (None, _) => backend::make(&making)?,
         };
+        let built = backend.output(toolchain)?;
         let lock = checkout::lock(workspace, self.common.lock_limit(), progress.as_ref())?;
+        if self.accept {
+            accept(&pins.pin, &built, workspace, progress.as_ref())?;
+        } else if !backend::check_output(&pins.pin, &built)? {
+            progress.note(NOT_RECORDED);
+        }
         checkpoint::pass("linking", env);
         checkout::write_link(workspace, &pins.pin.source.workspace(&source.tree))?;
         checkpoint::pass("configuring", env);
         let written = host_config::write(
             &checkout::host_config_path(workspace),
-            &plan::host_config(&backend, flags, toolchain),
+            &checkout::host_config_of(&backend, flags, toolchain),
         )?;
         for warning in flags.warnings.iter().chain(&written.warnings) {
             progress.warn(warning);
@@ -263,6 +280,19 @@ impl Setup {
         output::line("next      cargo xtask build --arch sm_NN")?;
         Ok(0)
     }
+}
+
+/// Said where nothing says what must come out.
+const NOT_RECORDED: &str = "PROVENANCE does not record what these inputs give with this rustc on this host, so the result is \
+                            not compared; cargo xtask setup --accept records it";
+
+/// Records `output`, unless it is recorded.
+fn accept(pin: &Pin, output: &Output, workspace: &Path, progress: &dyn Progress) -> Result<()> {
+    if pin.recorded(output) != Recorded::Same {
+        outputs::record(workspace, output)?;
+        progress.note(&format!("PROVENANCE records {} for {}", output.backend_sha256, output.host));
+    }
+    Ok(())
 }
 
 /// What there is to do, in order.

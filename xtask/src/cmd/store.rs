@@ -6,13 +6,13 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use crate::cli::Common;
-use crate::env::Env;
-use crate::error::Result;
-use crate::inventory::{self, Item, State};
-use crate::output;
-use crate::selection::Selection;
+use crate::base::env::Env;
+use crate::cmd::cli::Common;
+use crate::report::error::Result;
+use crate::report::output;
 use crate::store::Store;
+use crate::store::inventory::{self, Item, State};
+use crate::store::selection::Selection;
 
 /// List what is in the store: sizes, why it is there, and which checkouts use it
 ///

@@ -6,25 +6,25 @@ use clap::Args;
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::arch::Arch;
 use crate::backend::{self, Backend, Place};
-use crate::binary_diff;
-use crate::cli::Common;
-use crate::cmd::build::GpuBuild;
-use crate::cuda_wheels;
-use crate::decision::{Decision, Thoroughness};
-use crate::env::Env;
-use crate::error::{Error, Exit, Result};
-use crate::hash::Sha256;
-use crate::interrupt::Folder;
-use crate::inventory;
-use crate::output;
-use crate::pin::PATCH_FOLDER;
-use crate::plan::{Plan, Request};
-use crate::progress::{self, Progress};
-use crate::ptx_record::PtxRecord;
+use crate::base::binary_diff;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::base::interrupt::Folder;
+use crate::build::gpu::GpuBuild;
+use crate::cmd::cli::Common;
+use crate::machine::arch::Arch;
+use crate::pins::PATCH_FOLDER;
+use crate::plan::Plan;
+use crate::ptx::build_record::PtxRecord;
+use crate::report::decision::{Decision, Thoroughness};
+use crate::report::error::{Error, Exit, Result};
+use crate::report::output;
+use crate::report::progress::{self, Progress};
 use crate::source;
-use crate::vendor::{self, Collecting, Locks};
+use crate::source::cuda_wheels;
+use crate::source::vendor::{self, Collecting, Locks};
+use crate::store::inventory;
 
 crate::codes! {
     NO_PTX = "KILN-0240", Machine, "no recorded PTX for an architecture",
@@ -137,7 +137,7 @@ impl Verify {
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let progress = progress::on_stderr("verify", self.common.quiet);
         let archs: Vec<Arch> = self.arch.iter().map(|text| text.parse()).collect::<Result<_>>()?;
-        let plan = Plan::resolve(&Request::new(&self.common, Thoroughness::First), workspace, env);
+        let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
         let mut checks = recorded(&plan, workspace)?;
         checks.extend(ptx(workspace, &archs)?);
         if self.rebuild && checks.iter().all(|check| check.ok) {
@@ -216,6 +216,7 @@ impl Verify {
             tools: plan.tools()?,
             crates: Some(&crates),
             offline: true,
+            accept: false,
             env,
             progress,
         };
@@ -316,7 +317,7 @@ fn recorded(plan: &Plan, workspace: &Path) -> Result<Vec<Check>> {
 
 /// The subjects and inputs of the record, each hashed again.
 fn named_by_the_record(
-    pins: &crate::plan::Pins,
+    pins: &source::pinned::Pins,
     source: &source::Patched,
     backend: &Backend,
     workspace: &Path,

@@ -6,27 +6,27 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::toolchain::tail;
-use super::{Gate, Need, Outcome, Plant, World};
-use crate::arch::Arch;
-use crate::cmd::build::{self, GpuBuild};
-use crate::error::Result;
-use crate::model;
-use crate::process::{self, Failure};
-use crate::progress::{self, Silent};
+use super::tail;
+use super::{Defect, Gate, Need, Outcome, World};
+use crate::base::process::{self, Failure};
+use crate::build::gpu::{self, GpuBuild};
+use crate::machine::arch::Arch;
+use crate::report::error::Result;
+use crate::report::progress::{self, Silent};
+use crate::source::model;
 
 const CARD: &[Need] = &[Need::Card];
 
 /// The time that one check may take.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(1800);
 
-/// A check of the binary: the gate's name, what it shows, the arguments, and those that plant its defect.
+/// A check of the binary: the gate's name, what it shows, the arguments, and those that seed its defect.
 struct Binary {
     name: &'static str,
     about: &'static str,
     arguments: &'static [&'static str],
-    plant: &'static str,
-    plant_arguments: &'static [&'static str],
+    defect: &'static str,
+    defect_arguments: &'static [&'static str],
     /// Runs with the pinned model of this name, too, where the store has it.
     model: Option<&'static str>,
 }
@@ -36,72 +36,72 @@ static BINARY: &[Binary] = &[
         name: "device/selftest",
         about: "every kernel gives the same bits on the card, on the CPU and in the reference",
         arguments: &["selftest", "--device", "cuda"],
-        plant: "a runner with a wrong order of additions",
-        plant_arguments: &["--plant", "lane-order"],
+        defect: "a runner with a wrong order of additions",
+        defect_arguments: &["--plant", "lane-order"],
         model: None,
     },
     Binary {
         name: "device/kquant",
         about: "row products of every type, in all their forms, have the bits of the plain walk",
         arguments: &["gate", "kquant"],
-        plant: "a bit of a scale changed on the card",
-        plant_arguments: &["--plant", "scale-bit"],
+        defect: "a bit of a scale changed on the card",
+        defect_arguments: &["--plant", "scale-bit"],
         model: None,
     },
     Binary {
         name: "device/kquant-fused",
         about: "rows with their norm, quantising or activation in one launch have the bits of the plain walks",
         arguments: &["gate", "kquant-fused"],
-        plant: "a bit of a norm's weight changed on the card",
-        plant_arguments: &["--plant", "norm-bit"],
+        defect: "a bit of a norm's weight changed on the card",
+        defect_arguments: &["--plant", "norm-bit"],
         model: None,
     },
     Binary {
         name: "device/kquant-selected",
         about: "rows and tiles of selected experts have the bits of the plain walk",
         arguments: &["gate", "kquant-selected"],
-        plant: "two selected experts exchanged",
-        plant_arguments: &["--plant", "slot-order"],
+        defect: "two selected experts exchanged",
+        defect_arguments: &["--plant", "slot-order"],
         model: None,
     },
     Binary {
         name: "device/cpu-bits",
         about: "norms, activations, embeddings, heads and attention have the bits of the CPU",
         arguments: &["gate", "cpu-bits"],
-        plant: "an epsilon that is off by one unit in the last place",
-        plant_arguments: &["--plant", "epsilon-ulp"],
+        defect: "an epsilon that is off by one unit in the last place",
+        defect_arguments: &["--plant", "epsilon-ulp"],
         model: None,
     },
     Binary {
         name: "device/contracts",
         about: "no launch contract states less than its entry reaches, and a shorter buffer is refused",
         arguments: &["gate", "contracts"],
-        plant: "an allocation that is longer than stated",
-        plant_arguments: &["--plant", "long-buffer"],
+        defect: "an allocation that is longer than stated",
+        defect_arguments: &["--plant", "long-buffer"],
         model: None,
     },
     Binary {
         name: "device/graph",
         about: "replayed steps have the bits of launched ones",
         arguments: &["gate", "graph"],
-        plant: "a replay with the state of the step before",
-        plant_arguments: &["--plant", "stale-state"],
+        defect: "a replay with the state of the step before",
+        defect_arguments: &["--plant", "stale-state"],
         model: None,
     },
     Binary {
         name: "device/batch",
         about: "batches have the bits of one token at a time",
         arguments: &["gate", "batch"],
-        plant: "a bit of the cache of keys and values changed",
-        plant_arguments: &["--plant", "cache-bit"],
+        defect: "a bit of the cache of keys and values changed",
+        defect_arguments: &["--plant", "cache-bit"],
         model: None,
     },
     Binary {
         name: "device/e2e",
         about: "logits and cache of whole models have the bits of the CPU backend",
         arguments: &["gate", "e2e"],
-        plant: "a bit of a weight changed on the card",
-        plant_arguments: &["--plant", "weight-bit"],
+        defect: "a bit of a weight changed on the card",
+        defect_arguments: &["--plant", "weight-bit"],
         model: Some("smollm2"),
     },
 ];
@@ -111,17 +111,17 @@ pub fn gates() -> Vec<Gate> {
     BINARY
         .iter()
         .map(|binary| {
-            Gate::new(binary.name, binary.about, CARD, binary.plant, move |world, plant| {
-                run(world, binary, plant)
+            Gate::new(binary.name, binary.about, CARD, binary.defect, move |world, defect| {
+                run(world, binary, defect)
             })
         })
         .collect()
 }
 
-fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
+fn run(world: &World<'_>, binary: &Binary, defect: Defect) -> Result<Outcome> {
     let mut arguments: Vec<String> = binary.arguments.iter().map(|text| (*text).to_owned()).collect();
-    if plant == Plant::On {
-        arguments.extend(binary.plant_arguments.iter().map(|text| (*text).to_owned()));
+    if defect == Defect::Seeded {
+        arguments.extend(binary.defect_arguments.iter().map(|text| (*text).to_owned()));
     }
     let model = binary.model.and_then(|name| fetched(world, name));
     if let Some(path) = &model {
@@ -130,9 +130,7 @@ fn run(world: &World<'_>, binary: &Binary, plant: Plant) -> Result<Outcome> {
     let skip = |reason: String, arch: Option<Arch>| {
         let path = arch.map_or_else(
             || "target/device/sm_NN/release/kiln".into(),
-            |arch| {
-                build::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string()
-            },
+            |arch| gpu::binary(Path::new(""), &arch, world.request.asks_for_libnvvm()).display().to_string(),
         );
         Outcome::Skipped { reason, run: format!("{path} {}", arguments.join(" ")) }
     };
@@ -220,7 +218,7 @@ fn fetched(world: &World<'_>, name: &str) -> Option<PathBuf> {
 
 /// The binary for `arch`: built now where that is possible, else as it was copied here; or why there is none.
 fn binary_for(world: &World<'_>, arch: Arch) -> Result<Result<PathBuf, String>> {
-    let path = build::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
+    let path = gpu::binary(world.workspace, &arch, world.request.asks_for_libnvvm());
     match world.plan().problem() {
         None => {
             let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
@@ -256,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn every_gate_of_the_binary_has_a_row_with_its_plant() {
+    fn every_gate_of_the_binary_has_a_row_with_its_defect() {
         let rows: Vec<_> = BINARY
             .iter()
-            .filter_map(|binary| match (binary.arguments, binary.plant_arguments) {
+            .filter_map(|binary| match (binary.arguments, binary.defect_arguments) {
                 (["gate", name], ["--plant", defect]) => {
                     assert_eq!(binary.name, format!("device/{name}"));
                     Some(((*name).to_owned(), (*defect).to_owned()))

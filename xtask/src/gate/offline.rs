@@ -10,11 +10,10 @@ use std::time::Duration;
 use fs_err as fs;
 
 use super::scratch::{self, Extent};
-use super::toolchain::{built, one_arch, tail};
-use super::{Outcome, Plant, World, unprepared};
-use crate::error::{BUG, Error, Result};
-use crate::interrupt::Folder;
-use crate::process;
+use super::{Defect, Outcome, World, built, one_arch, tail, unprepared};
+use crate::base::interrupt::Folder;
+use crate::base::process;
+use crate::report::error::{BUG, Error, Result};
 
 /// The time that one verb may take on a busy machine.
 const VERB_LIMIT: Duration = Duration::from_secs(3600);
@@ -22,7 +21,7 @@ const VERB_LIMIT: Duration = Duration::from_secs(3600);
 /// Enters a network namespace of its own, whose only interface is down.
 const UNSHARE: [&str; 3] = ["-r", "-n", "--"];
 
-pub(super) fn bundle(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+pub(super) fn bundle(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     if world.plan().by_libnvvm {
         return Ok(Outcome::Skipped {
             reason: "--llc libnvvm is given, and the load check of a setup needs an llc".to_owned(),
@@ -42,7 +41,7 @@ pub(super) fn bundle(world: &World<'_>, plant: Plant) -> Result<Outcome> {
         Ok(report) => report,
         Err(said) => return Ok(Outcome::red(said)),
     };
-    if plant == Plant::On {
+    if defect == Defect::Seeded {
         let mut bytes = fs::read(&file)?;
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;

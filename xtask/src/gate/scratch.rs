@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::{World, unprepared};
-use crate::arch::Arch;
 use crate::backend::Backend;
-use crate::checkout;
-use crate::cmd::build::GpuBuild;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::host_config;
-use crate::interrupt::Folder;
-use crate::plan::{self, Plan, Request};
-use crate::progress::Silent;
+use crate::backend::checkout;
+use crate::backend::host_config;
+use crate::base::env::Env;
+use crate::base::interrupt::Folder;
+use crate::build::gpu::GpuBuild;
+use crate::machine::arch::Arch;
+use crate::plan::{Plan, Request};
+use crate::report::error::{Error, Result};
+use crate::report::progress::Silent;
 use crate::store::{Kind, Store};
 
 /// How much of the checkout is copied.
@@ -69,7 +69,7 @@ impl<'a> Scratch<'a> {
         let tree = &own.source.require()?.tree;
         checkout::write_link(&workspace, &pins.pin.source.workspace(tree))?;
         let config =
-            plan::host_config(own.backend.require()?, own.host_flags.require()?, own.rustc.require()?);
+            checkout::host_config_of(own.backend.require()?, own.host_flags.require()?, own.rustc.require()?);
         host_config::write(&checkout::host_config_path(&workspace), &config)?;
         let scratch = Scratch { _folder: folder, workspace, store: copied, request, env };
         // A refusal counts only if nothing was refused before.
@@ -111,19 +111,19 @@ pub(super) fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()
         Extent::Whole => copy(from, to, &|name| !matches!(name, "target" | ".git"))?,
         Extent::Plan => {
             fs::create_dir_all(to)?;
-            for name in [crate::pin::FILE_NAME, "Cargo.toml"] {
+            for name in [crate::pins::FILE_NAME, "Cargo.toml"] {
                 if from.join(name).is_file() {
                     fs::copy(from.join(name), to.join(name))?;
                 }
             }
-            for name in [crate::pin::PATCH_FOLDER, ".cargo"] {
+            for name in [crate::pins::PATCH_FOLDER, ".cargo"] {
                 if from.join(name).is_dir() {
                     copy(&from.join(name), &to.join(name), &|_| true)?;
                 }
             }
         }
     }
-    for name in [host_config::FILE_NAME, crate::selection::FILE_NAME] {
+    for name in [host_config::FILE_NAME, crate::store::selection::FILE_NAME] {
         match fs::remove_file(to.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
@@ -134,9 +134,9 @@ pub(super) fn copy_checkout(from: &Path, to: &Path, extent: Extent) -> Result<()
 }
 
 fn copy_entry(entry: &Path, store: &Path, kind: Kind) -> Result<()> {
-    let name = entry
-        .file_name()
-        .ok_or_else(|| Error::new(&crate::error::BUG, format!("{} is no store entry", entry.display())))?;
+    let name = entry.file_name().ok_or_else(|| {
+        Error::new(&crate::report::error::BUG, format!("{} is no store entry", entry.display()))
+    })?;
     copy_with_links(entry, &store.join(kind.folder()).join(name))
 }
 

@@ -10,17 +10,23 @@ use fs_err as fs;
 
 use super::offline;
 use super::scratch::{Extent, Scratch};
-use super::{Gate, Need, Outcome, Plant, World, refused};
-use crate::arch::Arch;
-use crate::cmd::build::{Built, GpuBuild};
-use crate::cmd::ptx;
-use crate::error::{Error, Result};
-use crate::interrupt::Folder;
+use super::{Defect, Gate, Need, Outcome, World, built, one_arch, refused, tail};
+use crate::backend;
+use crate::backend::checkout;
+use crate::backend::host_config;
+use crate::base::interrupt::Folder;
+use crate::base::process;
+use crate::build::gpu::{Built, GpuBuild};
+use crate::build::recorded;
+use crate::machine::arch::Arch;
+use crate::machine::llc;
+use crate::pins;
 use crate::plan::{Plan, Request};
-use crate::process;
-use crate::progress::Silent;
 use crate::ptx::record::NOT_RECORDED;
-use crate::{backend, checkout, host_config, llc, pin, source};
+use crate::report::error::Result;
+use crate::report::progress::Silent;
+use crate::source;
+use crate::store::record;
 
 const BACKEND: &[Need] = &[Need::Backend];
 
@@ -39,7 +45,7 @@ pub fn gates(archs: &[Arch]) -> Vec<Gate> {
             "the device crates build, and their PTX is what was asked for",
             BACKEND,
             "PTX for another architecture",
-            move |world, plant| build(world, arch, plant),
+            move |world, defect| build(world, arch, defect),
         )
     }));
     gates.extend([
@@ -110,15 +116,15 @@ pub fn gates(archs: &[Arch]) -> Vec<Gate> {
     gates
 }
 
-fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn doctor(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let empty = Folder::temporary("kiln-gate-")?;
-    let planted;
-    let plan = match plant {
-        Plant::Off => world.plan(),
-        Plant::On => {
+    let seeded;
+    let plan = match defect {
+        Defect::None => world.plan(),
+        Defect::Seeded => {
             let request = Request { store: Some(empty.path().to_owned()), ..world.request.clone() };
-            planted = Plan::resolve(&request, world.workspace, world.env);
-            &planted
+            seeded = Plan::resolve(&request, world.workspace, world.env);
+            &seeded
         }
     };
     let bad: Vec<String> = plan
@@ -139,11 +145,7 @@ fn doctor(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     })
 }
 
-pub(super) fn built(plan: &Plan, arch: Arch, world: &World<'_>) -> Result<Built> {
-    GpuBuild::prepare(plan, &BTreeSet::from([arch]), world.env, &Silent)?.build(&arch)
-}
-
-fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
+fn build(world: &World<'_>, arch: Arch, defect: Defect) -> Result<Outcome> {
     let gpu = GpuBuild::prepare(world.plan(), &BTreeSet::from([arch]), world.env, &Silent)?;
     let built = gpu.build(&arch)?;
     if !built.binary.is_file() {
@@ -152,7 +154,7 @@ fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
     let mut entries = 0;
     for (path, _) in &built.ptx {
         let mut text = fs::read_to_string(path)?;
-        if plant == Plant::On {
+        if defect == Defect::Seeded {
             text = text.replace(&format!(".target {arch}"), ".target sm_52");
         }
         entries += gpu.check(&arch, path, &text)?.entries.len();
@@ -160,20 +162,14 @@ fn build(world: &World<'_>, arch: Arch, plant: Plant) -> Result<Outcome> {
     Ok(Outcome::green(format!("{} PTX files, {entries} entries", built.ptx.len())))
 }
 
-/// The architecture of gates for which one is enough.
-pub(super) fn one_arch(world: &World<'_>) -> Result<Arch> {
-    let last = world.archs.last().copied();
-    last.ok_or_else(|| Error::new(&crate::error::BUG, "there is no architecture to build for"))
-}
-
 /// The time that a self-test may take on a busy machine.
 const SELFTEST_LIMIT: std::time::Duration = std::time::Duration::from_secs(600);
 
-fn starts_without_driver(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn starts_without_driver(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let built = built(world.plan(), one_arch(world)?, world)?;
     let mut command = std::process::Command::new(&built.binary);
     command.arg("selftest").stdin(Stdio::null());
-    if plant == Plant::On {
+    if defect == Defect::Seeded {
         command.args(["--plant", "lane-order"]);
     }
     match process::output(&mut command, SELFTEST_LIMIT) {
@@ -191,16 +187,14 @@ fn starts_without_driver(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     }
 }
 
-/// The last lines of a long output.
-pub(super) fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    let from = lines.len().saturating_sub(12);
-    lines.get(from..).unwrap_or_default().iter().map(|line| format!("{line}\n")).collect()
-}
-
-fn ptx_record(world: &World<'_>, plant: Plant) -> Result<Outcome> {
-    let compared =
-        ptx::compare_builds(world.workspace, world.plan(), world.archs, plant == Plant::On, world.env);
+fn ptx_record(world: &World<'_>, defect: Defect) -> Result<Outcome> {
+    let compared = recorded::compare_builds(
+        world.workspace,
+        world.plan(),
+        world.archs,
+        defect == Defect::Seeded,
+        world.env,
+    );
     match compared {
         Ok(found) if found.is_empty() => Ok(Outcome::green("as recorded")),
         Ok(found) => Ok(Outcome::red(found.join("\n"))),
@@ -213,12 +207,12 @@ fn ptx_record(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     }
 }
 
-fn ptx_reproducible(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn ptx_reproducible(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let arch = one_arch(world)?;
     let first = texts(&built(world.plan(), arch, world)?)?;
     let scratch = Scratch::new(world, Extent::Whole)?;
     let mut second = texts(&built(&scratch.plan(None), arch, world)?)?;
-    if plant == Plant::On
+    if defect == Defect::Seeded
         && let Some(byte) = second.values_mut().next().and_then(|bytes| bytes.last_mut())
     {
         *byte ^= 1;
@@ -241,9 +235,9 @@ fn texts(built: &Built) -> Result<BTreeMap<std::ffi::OsString, Vec<u8>>> {
     named.collect()
 }
 
-fn refuses_swapped_backend(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn refuses_swapped_backend(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
-    if plant == Plant::Off {
+    if defect == Defect::None {
         let library = scratch.backend(world)?.library;
         fs::set_permissions(&library, std::fs::Permissions::from_mode(0o644))?;
         let mut file = fs::OpenOptions::new().read(true).write(true).open(&library)?;
@@ -256,12 +250,12 @@ fn refuses_swapped_backend(world: &World<'_>, plant: Plant) -> Result<Outcome> {
         file.write_all(&[last[0] ^ 1])?;
         file.file().set_modified(modified)?;
     }
-    Ok(refused(scratch.start(&BTreeSet::new(), None), &backend::CHANGED))
+    Ok(refused(scratch.start(&BTreeSet::new(), None), &record::CHANGED))
 }
 
-fn refuses_edited_source(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn refuses_edited_source(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
-    if plant == Plant::Off {
+    if defect == Defect::None {
         let pin = &world.plan().pins.require()?.pin;
         let tree = scratch.plan(None).source.require()?.tree.clone();
         append(&pin.source.lock.under(&pin.source.workspace(&tree)))?;
@@ -269,15 +263,15 @@ fn refuses_edited_source(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     Ok(refused(scratch.start(&BTreeSet::new(), None), &source::CHANGED))
 }
 
-fn refuses_edited_patch(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn refuses_edited_patch(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
     let Some(patch) = world.plan().pins.require()?.patches.first() else {
         return Ok(Outcome::red("PROVENANCE lists no patch that could be edited"));
     };
-    if plant == Plant::Off {
-        append(&scratch.workspace.join(pin::PATCH_FOLDER).join(patch.file.as_str()))?;
+    if defect == Defect::None {
+        append(&scratch.workspace.join(pins::PATCH_FOLDER).join(patch.file.as_str()))?;
     }
-    Ok(refused(scratch.start(&BTreeSet::new(), None), &pin::PATCH_CHANGED))
+    Ok(refused(scratch.start(&BTreeSet::new(), None), &pins::PATCH_CHANGED))
 }
 
 fn append(path: &Path) -> Result<()> {
@@ -285,7 +279,7 @@ fn append(path: &Path) -> Result<()> {
     Ok(fs::OpenOptions::new().append(true).open(path)?.write_all(b"\n")?)
 }
 
-fn refuses_other_llc(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn refuses_other_llc(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
     if world.plan().by_libnvvm {
         return Ok(Outcome::Skipped {
@@ -294,9 +288,9 @@ fn refuses_other_llc(world: &World<'_>, plant: Plant) -> Result<Outcome> {
         });
     }
     let verified = world.plan().tools()?.llc.path.clone();
-    let other = match plant {
-        Plant::On => verified,
-        Plant::Off => {
+    let other = match defect {
+        Defect::Seeded => verified,
+        Defect::None => {
             // It says so of itself; its name stays the verified one's, which must not matter.
             let path: PathBuf = scratch.store.join(verified.file_name().unwrap_or_default());
             let banner = "LLVM version 99.1.0\n  Registered Targets:\n    nvptx64 - NVIDIA PTX 64-bit";
@@ -308,9 +302,9 @@ fn refuses_other_llc(world: &World<'_>, plant: Plant) -> Result<Outcome> {
     Ok(refused(scratch.start(&BTreeSet::new(), Some(&other)), &llc::WRONG_MAJOR))
 }
 
-fn refuses_drifted_flags(world: &World<'_>, plant: Plant) -> Result<Outcome> {
+fn refuses_drifted_flags(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let scratch = Scratch::new(world, Extent::Plan)?;
-    if plant == Plant::Off {
+    if defect == Defect::None {
         let path = checkout::host_config_path(&scratch.workspace);
         let mut config = scratch.plan(None).checkout.require()?.host_config.clone();
         config.extra_rustflags.push("--cfg=kiln_gate".to_owned());

@@ -9,8 +9,8 @@ use std::ptr;
 
 use libloading::{Library, Symbol};
 
-use crate::arch::Capability;
-use crate::error::{Error, Result};
+use crate::machine::arch::Capability;
+use crate::report::error::{Error, Result};
 
 crate::codes! {
     DRIVER_FAILED = "KILN-0359", Machine, "the driver does not load the PTX",

@@ -6,10 +6,10 @@ use std::path::Path;
 use fs_err as fs;
 use toml_edit::{DocumentMut, Item, Table, value};
 
-use crate::atomic::write_atomic;
-use crate::error::{Error, Result};
-use crate::hash::Sha256;
-use crate::pin::{self, ArchName, Pin, PtxCompiler};
+use crate::base::atomic::write_atomic;
+use crate::base::hash::Sha256;
+use crate::pins::{self, ArchName, Pin, PtxCompiler};
+use crate::report::error::{Error, Result};
 
 crate::codes! {
     STALE = "KILN-0356", Refusal, "the kernels' sources are not those of the record",
@@ -94,7 +94,7 @@ pub fn check_sources(workspace: &Path, pin: &Pin) -> Result<()> {
 /// # Errors
 /// The file cannot be read, changed ([`CANNOT_RECORD`]) or written.
 pub fn write(workspace: &Path, source: &Sha256, digests: &Digests) -> Result<bool> {
-    let path = workspace.join(pin::FILE_NAME);
+    let path = workspace.join(pins::FILE_NAME);
     let before = fs::read_to_string(&path)?;
     let refuse = |what: String| {
         Error::new(&CANNOT_RECORD, format!("{}: {what}", path.display()))

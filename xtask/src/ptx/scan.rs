@@ -9,11 +9,11 @@ use super::driver::Card;
 use super::listing::{Entry, Listing};
 use super::table::Row;
 use super::{Ptx, usage};
-use crate::arch::Arch;
-use crate::cuda::Ptxas;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::hash::Sha256;
+use crate::base::env::Env;
+use crate::base::hash::Sha256;
+use crate::machine::arch::Arch;
+use crate::machine::cuda::Ptxas;
+use crate::report::error::{Error, Result};
 
 crate::codes! {
     NO_PTX_THERE = "KILN-0353", Machine, "there is no PTX to read",

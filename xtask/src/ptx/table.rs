@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::usage::Usage;
-use crate::error::{Error, Result};
-use crate::hash::Sha256;
-use crate::pin::{ArchName, PtxCompiler};
-use crate::toml_context::excerpt;
+use crate::base::hash::Sha256;
+use crate::base::toml_context::excerpt;
+use crate::pins::{ArchName, PtxCompiler};
+use crate::report::error::{Error, Result};
 
 crate::codes! {
     TABLE_MISSING = "KILN-0361", Machine, "there is no table of the kernels' PTX",

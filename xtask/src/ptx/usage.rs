@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::cuda::Ptxas;
-use crate::env::Env;
-use crate::error::{Error, Result};
-use crate::probe;
-use crate::process::{self, Failure};
+use crate::base::env::Env;
+use crate::base::process::{self, Failure};
+use crate::machine::cuda::Ptxas;
+use crate::machine::probe;
+use crate::report::error::{Error, Result};
 
 crate::codes! {
     PTXAS_FAILED = "KILN-0351", Machine, "ptxas does not assemble the PTX",
@@ -48,7 +48,7 @@ pub fn assemble<'a>(
     entries: impl IntoIterator<Item = &'a str>,
     env: &Env,
 ) -> Result<BTreeMap<String, Usage>> {
-    let scratch = crate::interrupt::Folder::temporary("kiln-ptxas-")?;
+    let scratch = crate::base::interrupt::Folder::temporary("kiln-ptxas-")?;
     let mut command = probe::command(&ptxas.path, env);
     command.arg("-v").arg(format!("-arch={target}")).arg(path).arg("-o").arg(scratch.path().join("k.cubin"));
     let failed = |what: String| {

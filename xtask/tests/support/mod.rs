@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 use flate2::write::GzEncoder;
 use tempfile::TempDir;
-use xtask::hash::Sha256;
+use xtask::base::hash::Sha256;
 
 /// The compiler that runs the tests, which is the pinned release.
 static RUSTC: LazyLock<(PathBuf, String)> = LazyLock::new(|| {
@@ -93,7 +93,7 @@ impl World {
 
     /// Writes PROVENANCE for the upstream and the patches as they are now.
     pub fn pin(&self) {
-        let tree = xtask::nar::hash_tree(&self.path("upstream")).unwrap();
+        let tree = xtask::source::nar::hash_tree(&self.path("upstream")).unwrap();
         let lock = Sha256::of(&fs::read(self.path("upstream/Cargo.lock")).unwrap());
         let patches: String = self
             .patches

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use kiln_kernels::attention::{self, Rows};
+use kiln_kernels::blocks;
 use kiln_kernels::{Host, HostLanes, LANES, math};
 
 #[cfg(target_arch = "x86_64")]
@@ -15,52 +16,72 @@ use super::panel::{Column, Format, Partials, ROWS};
 use super::portable;
 use crate::error::{Error, Result};
 use crate::gguf::TensorType;
+use crate::gguf::table::tensor_types;
 use crate::quant;
 
-/// A level of instructions.
+/// The instruction sets that there is code for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// What the compiler was told that every processor has.
+pub(super) enum Instructions {
     Portable,
-    /// NEON, which every AArch64 processor has.
     Neon,
-    /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI.
     Avx512,
 }
 
-impl Level {
-    /// All levels, slowest first.
-    pub const ALL: [Level; 4] = [Level::Portable, Level::Neon, Level::Avx2, Level::Avx512];
+/// A level of instructions that this processor has. Only detection makes one, so that code for a level cannot be reached
+/// on a processor without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Level(Instructions);
 
-    /// Whether this processor has the level.
-    pub fn is_available(self) -> bool {
-        match self {
-            Level::Portable => true,
-            Level::Neon => cfg!(target_arch = "aarch64"),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                std::is_x86_feature_detected!("avx2")
-                    && std::is_x86_feature_detected!("fma")
-                    && std::is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Level::Avx2.is_available()
-                    && std::is_x86_feature_detected!("avx512f")
-                    && std::is_x86_feature_detected!("avx512bw")
-                    && std::is_x86_feature_detected!("avx512vl")
-                    && std::is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Level::Avx2 | Level::Avx512 => false,
+/// The features of a level: a list of their names, and whether this processor has all of them. A test holds every
+/// `target_feature` of the backend to these lists.
+macro_rules! features {
+    ($list:ident, $has:ident: $($feature:tt)+) => {
+        #[cfg(all(test, target_arch = "x86_64"))]
+        const $list: &[&str] = &[$($feature),+];
+
+        #[cfg(target_arch = "x86_64")]
+        fn $has() -> bool {
+            $(std::is_x86_feature_detected!($feature))&&+
         }
+    };
+}
+features!(AVX2, has_avx2: "avx2" "fma" "f16c");
+features!(AVX512, has_avx512: "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni");
+
+impl Instructions {
+    const ALL: [Instructions; 4] =
+        [Instructions::Portable, Instructions::Neon, Instructions::Avx2, Instructions::Avx512];
+
+    fn is_available(self) -> bool {
+        match self {
+            // What the compiler was told that every processor has.
+            Instructions::Portable => true,
+            // Every AArch64 processor has it. Miri runs the portable code alone.
+            Instructions::Neon => cfg!(all(target_arch = "aarch64", not(miri))),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Instructions::Avx2 => has_avx2(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Instructions::Avx512 => has_avx512(),
+            #[cfg(any(not(target_arch = "x86_64"), miri))]
+            Instructions::Avx2 | Instructions::Avx512 => false,
+        }
+    }
+}
+
+impl Level {
+    /// The level that every processor has.
+    pub const PORTABLE: Level = Level(Instructions::Portable);
+
+    /// All levels of this processor, slowest first: `portable`, `neon`, `avx2` (with FMA and F16C), `avx512` (F, BW, DQ, VL
+    /// and VNNI).
+    pub fn detected() -> Vec<Level> {
+        Instructions::ALL.into_iter().filter(|set| set.is_available()).map(Level).collect()
     }
 
     /// The fastest level that this processor has.
-    pub fn best() -> Level {
-        Level::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Level::Portable)
+    pub fn fastest() -> Level {
+        Level::detected().last().copied().unwrap_or(Level::PORTABLE)
     }
 
     /// The level of this name, if this processor has it.
@@ -68,24 +89,29 @@ impl Level {
     /// # Errors
     /// [`Error::Request`] that says which levels there are.
     pub fn from_name(name: &str) -> Result<Level> {
-        let available: Vec<Level> = Level::ALL.into_iter().filter(|level| level.is_available()).collect();
-        available.iter().copied().find(|level| level.to_string() == name).ok_or_else(|| {
-            let names: Vec<String> = available.iter().map(Level::to_string).collect();
+        let detected = Level::detected();
+        detected.iter().copied().find(|level| level.to_string() == name).ok_or_else(|| {
+            let names: Vec<String> = detected.iter().map(Level::to_string).collect();
             Error::Request(format!(
                 "instruction level {name:?} is not available here; these are: {}",
                 names.join(", ")
             ))
         })
     }
+
+    /// The instructions: this processor has them.
+    pub(super) fn instructions(self) -> Instructions {
+        self.0
+    }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Level::Portable => "portable",
-            Level::Neon => "neon",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
+        f.pad(match self.0 {
+            Instructions::Portable => "portable",
+            Instructions::Neon => "neon",
+            Instructions::Avx2 => "avx2",
+            Instructions::Avx512 => "avx512",
         })
     }
 }
@@ -97,73 +123,44 @@ pub trait Packing {
 }
 
 macro_rules! packings {
-    ($($name:ident)+) => { $(
-        struct $name;
-        impl Packing for $name {
-            const FORMAT: Format = match Format::of(TensorType::$name) {
+    (
+        floats { $($float:ident: $float_number:literal, $float_name:literal, $float_bytes:literal, $float_doc:literal;)+ }
+        quantised { $(
+            $block:ident: $number:literal, $name:literal, $len:literal, $bytes:literal, $quant:literal, $factor:literal,
+            ($scale:literal, $min:expr), $family:ident { $($field:ident: $value:expr),* }, $doc:literal;
+        )+ }
+    ) => {
+        $(impl Packing for blocks::$block {
+            const FORMAT: Format = match Format::of(TensorType::$block) {
                 Some(format) => format,
-                None => panic!("not a quantised type"),
+                None => panic!("a quantised type has a packing"),
             };
-        }
-    )+ };
-}
-packings!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl);
+        })+
 
-macro_rules! with_packing {
-    ($kind:expr, $alias:ident => $body:expr) => {
-        match $kind {
-            TensorType::Q4_0 => {
-                type $alias = Q4_0;
-                $body
+        /// [`packed_panel`] for the packing of `kind`.
+        #[allow(clippy::too_many_arguments)]
+        fn panel_of(
+            kind: TensorType,
+            level: Level,
+            bytes: &[u8],
+            parts: usize,
+            columns: &[Column<'_>],
+            partials: &mut Partials,
+            results: &mut [[f32; ROWS]],
+        ) {
+            match kind {
+                $(TensorType::$block => packed_panel::<blocks::$block>(level, bytes, parts, columns, partials, results),)+
+                $(TensorType::$float)|+ => panic!("{kind} is not packed"),
             }
-            TensorType::Q4_1 => {
-                type $alias = Q4_1;
-                $body
-            }
-            // The same packing as q8_0.
-            TensorType::Q5_0 | TensorType::Q8_0 => {
-                type $alias = Q8_0;
-                $body
-            }
-            TensorType::Q5_1 => {
-                type $alias = Q5_1;
-                $body
-            }
-            TensorType::Q2K => {
-                type $alias = Q2K;
-                $body
-            }
-            TensorType::Q3K => {
-                type $alias = Q3K;
-                $body
-            }
-            TensorType::Q4K => {
-                type $alias = Q4K;
-                $body
-            }
-            TensorType::Q5K => {
-                type $alias = Q5K;
-                $body
-            }
-            TensorType::Q6K => {
-                type $alias = Q6K;
-                $body
-            }
-            TensorType::Iq4Nl => {
-                type $alias = Iq4Nl;
-                $body
-            }
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => panic!("{} is not packed", $kind),
         }
     };
 }
-
-const _: () = assert!(Q5_0::FORMAT.bias == Q8_0::FORMAT.bias && !Q5_0::FORMAT.nibble && !Q5_0::FORMAT.min);
+tensor_types!(packings);
 
 /// The products of a panel's rows with up to [`super::panel::COLUMNS`] columns.
 ///
 /// # Panics
-/// If a length does not agree or the level is not available.
+/// If a length does not agree.
 pub fn panel(
     level: Level,
     kind: TensorType,
@@ -183,23 +180,35 @@ pub fn panel(
         fits && columns.len() <= partials.0.len() && columns.len() <= results.len(),
         "columns of {parts} parts"
     );
-    with_packing!(kind, P => {
-        assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
-        match level {
-            Level::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller has asked `is_available`, and the lengths are checked above.
-            Level::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Level::Avx512 => unsafe { super::avx512::panel::<P>(bytes, parts, columns, partials, results) },
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
-            Level::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
-            #[allow(unreachable_patterns)]
-            _ => panic!("{level} is not available"),
-        }
-    })
+    panel_of(kind, level, bytes, parts, columns, partials, results);
+}
+
+/// [`panel`] for one packing; the columns are checked.
+fn packed_panel<P: Packing>(
+    level: Level,
+    bytes: &[u8],
+    parts: usize,
+    columns: &[Column<'_>],
+    partials: &mut Partials,
+    results: &mut [[f32; ROWS]],
+) {
+    assert_eq!(bytes.len(), P::FORMAT.panel_bytes(parts), "a panel of {parts} parts");
+    match level.instructions() {
+        Instructions::Portable => portable::panel::<P>(bytes, parts, columns, partials, results),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: only detection makes a level, and the lengths are checked above.
+        Instructions::Avx2 => unsafe { super::avx2::panel::<P>(bytes, parts, columns, partials, results) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Instructions::Avx512 => unsafe {
+            super::avx512::panel::<P>(bytes, parts, columns, partials, results)
+        },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every AArch64 processor has NEON, and the lengths are checked above.
+        Instructions::Neon => unsafe { super::neon::panel::<P>(bytes, parts, columns, partials, results) },
+        #[allow(unreachable_patterns)]
+        _ => panic!("{level} is not available"),
+    }
 }
 
 /// Compiles a walk for each level and calls the right one.
@@ -222,16 +231,16 @@ macro_rules! leveled {
             #[allow(clippy::too_many_arguments)]
             fn avx512($($arg: $type),*) $(-> $out)? { walk($($arg),*) }
 
-            match level {
-                Level::Portable | Level::Neon => walk($($arg),*),
+            match level.instructions() {
+                Instructions::Portable | Instructions::Neon => walk($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a level is only used where `is_available` holds.
-                Level::Avx2 => unsafe { avx2($($arg),*) },
+                // SAFETY: only detection makes a level.
+                Instructions::Avx2 => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                Level::Avx512 => unsafe { avx512($($arg),*) },
+                Instructions::Avx512 => unsafe { avx512($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
-                Level::Avx2 | Level::Avx512 => walk($($arg),*),
+                Instructions::Avx2 | Instructions::Avx512 => walk($($arg),*),
             }
         }
     };
@@ -334,10 +343,10 @@ pub fn attend(
     out: &mut [f32],
 ) {
     let width = heads.width;
-    let vector = match level {
-        Level::Portable | Level::Neon => 0,
-        Level::Avx2 => 32,
-        Level::Avx512 => 64,
+    let vector = match level.instructions() {
+        Instructions::Portable | Instructions::Neon => 0,
+        Instructions::Avx2 => 32,
+        Instructions::Avx512 => 64,
     };
     if vector == 0 || !width.is_multiple_of(vector) {
         for (index, out) in out.chunks_exact_mut(width).enumerate() {
@@ -365,7 +374,7 @@ pub fn attend(
                         );
                     }
                 }
-                // SAFETY: a level is only used where `is_available` holds.
+                // SAFETY: only detection makes a level.
                 unsafe {
                     match out.len() / width {
                         1 => call::<1>(heads, positions, scores, partials, out),
@@ -376,8 +385,8 @@ pub fn attend(
                 }
             }};
         }
-        match level {
-            Level::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
+        match level.instructions() {
+            Instructions::Avx512 => on!(F32x16, "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq"),
             _ => on!(F32x8, "avx2,fma,f16c"),
         }
     }
@@ -386,4 +395,42 @@ pub fn attend(
 /// Decodes a row of a tensor.
 pub fn decode(kind: TensorType, row: &[u8], out: &mut [f32]) {
     quant::decode(kind, row, out);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::{AVX2, AVX512};
+
+    /// Every feature that code is compiled for is one that its level detects.
+    #[test]
+    fn no_code_is_compiled_for_a_feature_that_is_not_detected() {
+        let sources = [
+            ("avx2.rs", include_str!("avx2.rs")),
+            ("avx512.rs", include_str!("avx512.rs")),
+            ("attend.rs", include_str!("attend.rs")),
+            ("vector.rs", include_str!("vector.rs")),
+            ("kernel.rs", include_str!("kernel.rs")),
+        ];
+        let mut lists = 0;
+        for (name, source) in sources {
+            for literal in source.split('"').skip(1).step_by(2) {
+                let features: Vec<&str> = literal.split(',').collect();
+                if !features.contains(&"fma") || features.len() < 2 {
+                    continue;
+                }
+                let detected = if literal.contains("avx512") { AVX512 } else { AVX2 };
+                for feature in features {
+                    assert!(
+                        detected.contains(&feature),
+                        "{name}: {literal:?} has {feature}, which nothing detects"
+                    );
+                }
+                lists += 1;
+            }
+            let enabled = source.matches("#[target_feature(enable = ").count();
+            let spelled = source.matches("#[target_feature(enable = \"").count();
+            assert!(enabled == spelled || name == "kernel.rs", "{name}: a feature list that cannot be read");
+        }
+        assert!(lists >= 5, "only {lists} lists of features were found");
+    }
 }

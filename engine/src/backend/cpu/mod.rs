@@ -58,9 +58,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// The best level, a batch of 64, no limit on memory.
+    /// The fastest level, a batch of 64, no limit on memory.
     pub fn new(context: usize, threads: usize) -> Options {
-        Options { context, threads, batch: 64, level: Level::best(), memory: None }
+        Options { context, threads, batch: 64, level: Level::fastest(), memory: None }
     }
 }
 
@@ -531,6 +531,9 @@ impl Backend for Cpu {
 
     fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
         self.wanted = 0;
+        if self.pool.is_poisoned() {
+            return Err(Error::Poisoned);
+        }
         self.check(tokens, position, wanted)?;
         // A step that fails leaves its positions half written: they do not count.
         self.filled = position;

@@ -13,8 +13,8 @@ use kiln_kernels::blocks::{Blocks, IQ4_NL_VALUES, PART};
 use kiln_kernels::{Host, LANES};
 use memmap2::MmapMut;
 
-use crate::gguf::TensorType;
-use crate::quant::with_blocks;
+use crate::gguf::table::tensor_types;
+use crate::gguf::{BlockVisitor, TensorType};
 
 /// Rows of a panel.
 pub const ROWS: usize = 16;
@@ -40,27 +40,48 @@ pub struct Format {
     pub shared: usize,
 }
 
-impl Format {
-    const LEGACY: Format =
-        Format { nibble: true, table: false, bias: 0, halves: false, factors: false, min: false, shared: 1 };
-    const LARGE: Format = Format { factors: true, shared: 8, ..Format::LEGACY };
+macro_rules! formats {
+    (
+        floats { $($float:ident: $float_number:literal, $float_name:literal, $float_bytes:literal, $float_doc:literal;)+ }
+        quantised { $(
+            $block:ident: $number:literal, $name:literal, $len:literal, $bytes:literal, $quant:literal, $factor:literal,
+            ($scale:literal, $min:expr), $family:ident { $($field:ident: $value:expr),* }, $doc:literal;
+        )+ }
+    ) => {
+        impl Format {
+            /// The packing of a type, if it is a quantised one.
+            pub const fn of(kind: TensorType) -> Option<Format> {
+                match kind {
+                    $(TensorType::$float => None,)+
+                    $(TensorType::$block => Some(Format { $($field: $value,)* ..Format::$family }),)+
+                }
+            }
+        }
 
-    /// The packing of a type, if it is a quantised one.
-    pub const fn of(kind: TensorType) -> Option<Format> {
-        Some(match kind {
-            TensorType::Q4_0 => Format { bias: 8, ..Format::LEGACY },
-            TensorType::Q4_1 => Format { min: true, ..Format::LEGACY },
-            TensorType::Iq4Nl => Format { table: true, bias: 128, ..Format::LEGACY },
-            TensorType::Q5_0 | TensorType::Q8_0 => Format { nibble: false, bias: 128, ..Format::LEGACY },
-            TensorType::Q5_1 => Format { nibble: false, bias: 128, min: true, ..Format::LEGACY },
-            TensorType::Q2K => Format { halves: true, min: true, ..Format::LARGE },
-            TensorType::Q3K => Format { bias: 4, halves: true, ..Format::LARGE },
-            TensorType::Q4K => Format { min: true, ..Format::LARGE },
-            TensorType::Q5K => Format { nibble: false, bias: 128, min: true, ..Format::LARGE },
-            TensorType::Q6K => Format { nibble: false, bias: 128, halves: true, ..Format::LARGE },
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => return None,
-        })
-    }
+        // What is stored is the quant plus the bias: 8 bits, or 4.
+        $(const _: () = {
+            let Some(format) = Format::of(TensorType::$block) else { panic!("quantised") };
+            let most = if format.nibble && !format.table { 15 } else { 255 };
+            let highest = if format.min { $quant } else { $quant - 1 + ($quant == 127) as i32 };
+            let lowest = if format.min { 0 } else { -$quant };
+            assert!(
+                highest + format.bias <= most && lowest + format.bias >= 0,
+                concat!("the packing of ", $name, " does not hold its quants")
+            );
+            assert!(format.min == {
+                const MIN: Option<usize> = $min;
+                MIN.is_some()
+            }, concat!("the minimum of ", $name));
+            assert!(format.shared * PART == $len, concat!("the super-block of ", $name));
+        };)+
+    };
+}
+tensor_types!(formats);
+
+impl Format {
+    const SMALL: Format =
+        Format { nibble: true, table: false, bias: 0, halves: false, factors: false, min: false, shared: 1 };
+    const LARGE: Format = Format { factors: true, shared: 8, ..Format::SMALL };
 
     /// Bytes of a part's quants.
     pub const fn quant_bytes(self) -> usize {
@@ -150,11 +171,20 @@ impl Arena {
 /// # Panics
 /// If `kind` is not a quantised type or a length does not agree.
 pub fn pack(kind: TensorType, rows: &[u8], parts: usize, out: &mut [u8]) {
-    with_blocks!(kind, B => pack_blocks::<B>(kind, rows, parts, out), panic!("{kind} is not quantised"));
+    struct Pack<'a>(&'a [u8], usize, &'a mut [u8]);
+    impl BlockVisitor for Pack<'_> {
+        type Output = ();
+        fn visit<B: Blocks>(self, kind: TensorType) {
+            pack_blocks::<B>(kind, self.0, self.1, self.2);
+        }
+    }
+    assert!(kind.visit(Pack(rows, parts, out)).is_some(), "{kind} is not quantised");
 }
 
 fn pack_blocks<B: Blocks>(kind: TensorType, rows: &[u8], parts: usize, out: &mut [u8]) {
-    let Some(format) = Format::of(kind) else { panic!("{kind} is not quantised") };
+    let (Some(format), Some((scale, min))) = (Format::of(kind), kind.half_places()) else {
+        panic!("{kind} is not quantised")
+    };
     let row_bytes = parts * PART / B::BLOCK * B::BYTES;
     assert!(rows.len().is_multiple_of(row_bytes) && rows.len() <= ROWS * row_bytes, "up to 16 rows");
     assert_eq!(out.len(), format.panel_bytes(parts), "a panel");
@@ -184,7 +214,6 @@ fn pack_blocks<B: Blocks>(kind: TensorType, rows: &[u8], parts: usize, out: &mut
             let meta = &mut meta[index / format.shared * format.meta_bytes()..][..format.meta_bytes()];
             // The halves' bits are taken from the block, not made again from f32.
             if index % format.shared == 0 {
-                let (scale, min) = half_places::<B>();
                 meta[2 * row..2 * row + 2].copy_from_slice(&block[scale..scale + 2]);
                 if let Some(min) = min {
                     // Large blocks subtract their minimum.
@@ -211,17 +240,6 @@ fn pack_blocks<B: Blocks>(kind: TensorType, rows: &[u8], parts: usize, out: &mut
 
 fn code_of(value: i8) -> u8 {
     IQ4_NL_VALUES.iter().position(|known| *known == value).unwrap_or(0) as u8
-}
-
-/// Where the f16 scale and minimum lie in a block.
-const fn half_places<B: Blocks>() -> (usize, Option<usize>) {
-    match (B::BLOCK, B::BYTES) {
-        (256, 84) => (80, Some(82)),
-        (256, 110) => (108, None),
-        (256, 210) => (208, None),
-        (_, _) if B::HAS_MIN => (0, Some(2)),
-        _ => (0, None),
-    }
 }
 
 /// A column of activations as the kernels take it.

@@ -47,9 +47,12 @@ unsafe impl Send for Shared {}
 ///
 /// A worker joins a task only while there is something left of it: one that the system does not run just now is not
 /// waited for.
+///
+/// After a job panicked, what it was to write is half written: the pool then refuses further work.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    is_poisoned: bool,
 }
 
 impl Pool {
@@ -67,7 +70,7 @@ impl Pool {
             wake: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let mut pool = Pool { shared, workers: Vec::new() };
+        let mut pool = Pool { shared, workers: Vec::new(), is_poisoned: false };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = thread::Builder::new().name(format!("kiln-{index}"));
@@ -81,10 +84,25 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// Whether a job panicked.
+    pub fn is_poisoned(&self) -> bool {
+        self.is_poisoned
+    }
+
     /// Calls `job(thread, range)` for ranges that together are `0..count`, each of `grain` items but for the last, and
     /// returns when all are done.
+    ///
+    /// # Panics
+    /// If a job panics, or if one did before.
     pub fn for_each(&mut self, count: usize, grain: usize, job: impl Fn(usize, Range<usize>) + Sync) {
-        let grain = grain.max(1);
+        assert!(!self.is_poisoned, "a job of this pool panicked before: what it wrote is not whole");
+        // Until the end is reached: whatever leaves this function otherwise is a panic.
+        self.is_poisoned = true;
+        self.run(count, grain.max(1), job);
+        self.is_poisoned = false;
+    }
+
+    fn run(&mut self, count: usize, grain: usize, job: impl Fn(usize, Range<usize>) + Sync) {
         if self.workers.is_empty() || count <= grain {
             if count > 0 {
                 job(0, 0..count);
@@ -269,17 +287,23 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_job_reaches_the_caller_and_the_pool_lives_on() {
-        let Ok(mut pool) = Pool::new(3) else { panic!("threads start") };
-        let caught = catch_unwind(AssertUnwindSafe(|| {
-            pool.for_each(100, 1, |_, range| assert!(range.start != 50, "planted"));
-        }));
-        assert!(caught.is_err());
-        let count = AtomicUsize::new(0);
-        pool.for_each(100, 1, |_, range| {
-            count.fetch_add(range.len(), Ordering::Relaxed);
-        });
-        assert_eq!(count.into_inner(), 100);
+    fn a_panic_in_a_job_reaches_the_caller_and_the_pool_is_not_used_again() {
+        for threads in [1, 3] {
+            let Ok(mut pool) = Pool::new(threads) else { panic!("threads start") };
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.for_each(100, 1, |_, range| assert!(!range.contains(&50), "seeded"));
+            }));
+            assert!(caught.is_err() && pool.is_poisoned());
+            let count = AtomicUsize::new(0);
+            let again = catch_unwind(AssertUnwindSafe(|| {
+                pool.for_each(100, 1, |_, range| {
+                    count.fetch_add(range.len(), Ordering::Relaxed);
+                });
+            }));
+            let message = again.expect_err("refused");
+            assert!(message.downcast_ref::<&str>().is_some_and(|text| text.contains("panicked before")));
+            assert_eq!(count.into_inner(), 0);
+        }
     }
 
     #[test]

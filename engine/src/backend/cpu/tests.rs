@@ -9,7 +9,7 @@ use crate::gguf::TensorType;
 use crate::quant;
 
 fn quantised_types() -> impl Iterator<Item = TensorType> {
-    TensorType::ALL.into_iter().filter(|kind| Format::of(*kind).is_some())
+    TensorType::ALL.into_iter().filter(|kind| kind.is_quantised())
 }
 
 struct Rng(u64);
@@ -25,16 +25,11 @@ impl Rng {
 fn random_rows(rng: &mut Rng, kind: TensorType, rows: usize, columns: usize, wild: bool) -> Vec<u8> {
     let row_bytes = kind.row_bytes(columns).unwrap_or(0);
     let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| rng.next() as u8).collect();
-    let places: &[usize] = match kind {
-        TensorType::Q2K => &[80, 82],
-        TensorType::Q3K => &[108],
-        TensorType::Q6K => &[208],
-        TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K => &[0, 2],
-        _ => &[0],
-    };
+    let (scale, min) = kind.half_places().expect("quantised");
+    let places = [scale].into_iter().chain(min);
     if !wild {
         for block in bytes.chunks_exact_mut(kind.block_bytes()) {
-            for place in places {
+            for place in places.clone() {
                 block[place + 1] = block[place + 1] & 0x83 | 0x14 | (rng.next() as u8 & 8);
             }
         }
@@ -64,7 +59,7 @@ fn every_level_has_the_bits_of_the_plain_walk() {
                     let (mut quants, mut scales) = (vec![0; parts * 32], vec![0.0; parts]);
                     let mut sums = vec![[0; 2]; parts];
                     let mut totals = vec![0; parts];
-                    kernel::quantise(Level::Portable, &x, &mut quants, &mut scales, &mut sums, &mut totals);
+                    kernel::quantise(Level::PORTABLE, &x, &mut quants, &mut scales, &mut sums, &mut totals);
                     (quants, scales, sums, totals)
                 })
                 .collect();
@@ -73,7 +68,7 @@ fn every_level_has_the_bits_of_the_plain_walk() {
                     .iter()
                     .map(|(quants, scales, sums, totals)| Column { quants, scales, sums, totals })
                     .collect();
-                for level in Level::ALL.into_iter().filter(|level| level.is_available()) {
+                for level in Level::detected() {
                     let mut results = [[9.0; ROWS]; COLUMNS];
                     kernel::panel(level, kind, packed.bytes(), parts, &views, &mut partials, &mut results);
                     for (column, view) in views.iter().enumerate() {
@@ -137,12 +132,30 @@ fn float_walks_have_the_same_bits_on_every_level() {
         out.extend(sums.iter().map(|s| (s[0] * 7 + s[1]) as f32));
         out.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
     };
-    let want = all(Level::Portable);
-    for level in Level::ALL.into_iter().filter(|level| level.is_available()) {
+    let want = all(Level::PORTABLE);
+    for level in Level::detected() {
         assert!(all(level) == want, "{level}");
     }
     let (mut quants, mut scales) = (vec![0; 768], vec![0.0; 24]);
     quantize_q8(Host, &x[..768], &mut quants, &mut scales);
     let tail = &want[want.len() - 24 - 768 - 24..];
     assert!(scales.iter().zip(tail).all(|(scale, bits)| scale.to_bits() == *bits));
+}
+
+#[test]
+fn after_a_panic_in_a_job_a_step_is_refused() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::{Cpu, Options};
+    use crate::Error;
+    use crate::backend::{Backend as _, Wanted};
+    use crate::model::Model;
+
+    let model = Model::from_gguf(crate::builtin().expect("built in")).expect("a model");
+    let mut cpu = Cpu::load(model, Options::new(8, 2)).expect("it loads");
+    cpu.run(&[1], 0, Wanted::Last).expect("a step");
+    let caught = catch_unwind(AssertUnwindSafe(|| cpu.pool.for_each(8, 1, |_, _| panic!("seeded"))));
+    assert!(caught.is_err());
+    let error = cpu.run(&[1], 1, Wanted::Last).expect_err("refused");
+    assert!(matches!(error, Error::Poisoned), "{error}");
 }
