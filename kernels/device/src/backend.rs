@@ -9,7 +9,7 @@ mod best;
 use cuda_core::{CudaFunction, DeviceBuffer, PinnedHostBuffer, memory};
 use kiln_engine::backend::{Backend, LoadOptions, Wanted};
 use kiln_engine::error::{Error, Place};
-use kiln_engine::model::{Activation, Model, Pairing};
+use kiln_engine::model::{self, Activation, Model, Pairing, dense};
 
 use crate::gpu::{Gpu, Graph, Result};
 use crate::heads::HEAD_THREADS;
@@ -44,9 +44,7 @@ impl MemoryNeed {
             weights += upload::packed_bytes(&model.embedding);
         }
         for layer in &model.layers {
-            for tensor in
-                [&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down]
-            {
+            for tensor in layer.matrices() {
                 weights = weights.saturating_add(upload::packed_bytes(tensor));
             }
         }
@@ -270,6 +268,10 @@ impl Cuda {
                 format!("heads of {} elements: a card takes multiples of 8", config.head_width).into()
             );
         }
+        for (number, layer) in model.layers.iter().enumerate() {
+            let refused = |problem| format!("{} on a card: layer {number}: {problem}", config.spec);
+            dense::check(layer.ops()).map_err(refused)?;
+        }
         let gpu = Gpu::open(index)?;
         let need = MemoryNeed::of(&model, options);
         let free = gpu.free_bytes()?;
@@ -282,26 +284,28 @@ impl Cuda {
         let stream = &gpu.stream;
         let matrix = |tensor| upload::upload(stream, &model.file, tensor, options.threads);
         let vector = |values: &[f32]| -> Result<_> { Ok(DeviceBuffer::from_host(stream, values)?) };
-        let optional = |values: &Option<Vec<f32>>| values.as_deref().map(vector).transpose();
         let mut layers = Vec::with_capacity(model.layers.len());
         for layer in &model.layers {
+            use model::{Matrix, Vector};
+            let matrix = |role| layer.matrix(role).map(matrix).expect("the form has all matrices");
+            let optional = |role| layer.vector(role).map(vector).transpose();
             layers.push(Layer {
-                query: matrix(&layer.query)?,
-                key: matrix(&layer.key)?,
-                value: matrix(&layer.value)?,
-                output: matrix(&layer.output)?,
-                gate: matrix(&layer.gate)?,
-                up: matrix(&layer.up)?,
-                down: matrix(&layer.down)?,
-                attention_norm: vector(&layer.attention_norm)?,
-                feed_forward_norm: vector(&layer.feed_forward_norm)?,
-                query_bias: optional(&layer.query_bias)?,
-                key_bias: optional(&layer.key_bias)?,
-                value_bias: optional(&layer.value_bias)?,
-                query_norm: optional(&layer.query_norm)?,
-                key_norm: optional(&layer.key_norm)?,
-                post_attention_norm: optional(&layer.post_attention_norm)?,
-                post_feed_forward_norm: optional(&layer.post_feed_forward_norm)?,
+                query: matrix(Matrix::Query)?,
+                key: matrix(Matrix::Key)?,
+                value: matrix(Matrix::Value)?,
+                output: matrix(Matrix::Output)?,
+                gate: matrix(Matrix::Gate)?,
+                up: matrix(Matrix::Up)?,
+                down: matrix(Matrix::Down)?,
+                attention_norm: vector(layer.weight(Vector::AttentionNorm))?,
+                feed_forward_norm: vector(layer.weight(Vector::FeedForwardNorm))?,
+                query_bias: optional(Vector::QueryBias)?,
+                key_bias: optional(Vector::KeyBias)?,
+                value_bias: optional(Vector::ValueBias)?,
+                query_norm: optional(Vector::QueryNorm)?,
+                key_norm: optional(Vector::KeyNorm)?,
+                post_attention_norm: optional(Vector::PostAttentionNorm)?,
+                post_feed_forward_norm: optional(Vector::PostFeedForwardNorm)?,
             });
         }
         let angles = |global| -> Result<_> {
@@ -309,11 +313,7 @@ impl Cuda {
             Ok(DeviceBuffer::from_host(stream, table.as_flattened())?)
         };
         let local_angles = if config.local_rope.is_some() { angles(false)? } else { gpu.zeros(1)? };
-        let matrices = model
-            .layers
-            .iter()
-            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
-            .chain([&model.head]);
+        let matrices = model.layers.iter().flat_map(model::Layer::matrices).chain([&model.head]);
         let tiled = matrices.map(|tensor| tensor.kind).all(upload::is_quantised);
         let cache = config.layers * sizes.keys * options.context;
         let vocabulary = model.vocabulary();

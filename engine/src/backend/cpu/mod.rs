@@ -28,7 +28,7 @@ use kiln_kernels::{Arith, Host, LANES, attention, canonical, math};
 
 use super::{Backend, Wanted};
 use crate::error::{Error, Place, Result};
-use crate::model::{Activation, Model, Pairing};
+use crate::model::{self, Activation, Block, Buffer, Config, Model, Op, Pairing};
 use attend::{Heads, QUERIES};
 use matrix::{Activations, Matrix, Store, multiply};
 use panel::{Arena, Partials};
@@ -81,11 +81,7 @@ impl MemoryNeed {
     /// Computes the need before anything is allocated; saturates rather than overflows.
     pub fn of(model: &Model, options: &Options) -> MemoryNeed {
         let config = &model.config;
-        let layers = &model.layers;
-        let matrices = layers
-            .iter()
-            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
-            .chain([&model.head]);
+        let matrices = model.layers.iter().flat_map(model::Layer::matrices).chain([&model.head]);
         let (mut weights, mut panels) = (0u64, 0u64);
         for tensor in matrices {
             let bytes = Matrix::load_bytes(tensor);
@@ -119,14 +115,29 @@ impl MemoryNeed {
     }
 }
 
-struct Layer {
-    query: Matrix,
-    key: Matrix,
-    value: Matrix,
-    output: Matrix,
-    gate: Matrix,
-    up: Matrix,
-    down: Matrix,
+/// The matrices of a layer by their role.
+type Layer = [Option<Matrix>; model::Matrix::ALL.len()];
+
+/// Where the cache has its rows: halves by layer, head, position, element.
+#[derive(Clone, Copy)]
+struct CacheView {
+    kv_heads: usize,
+    head_width: usize,
+    context: usize,
+}
+
+impl CacheView {
+    /// The first element of a position's row.
+    fn row(&self, layer: usize, head: usize, position: usize) -> usize {
+        ((layer * self.kv_heads + head) * self.context + position) * self.head_width
+    }
+}
+
+/// A column of a batch.
+#[derive(Clone, Copy)]
+struct Column {
+    token: u32,
+    position: usize,
 }
 
 struct ThreadScratch {
@@ -151,13 +162,10 @@ pub struct Cpu {
     filled: usize,
     residual: Vec<f32>,
     activations: Activations,
-    query: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
+    /// By [`Buffer`].
+    buffers: [Vec<f32>; Buffer::ALL.len()],
     attended: Vec<f32>,
-    added: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
+    columns: Vec<Column>,
     logits: Vec<f32>,
     wanted: usize,
     partials: Vec<Box<Partials>>,
@@ -199,15 +207,7 @@ impl Cpu {
         let layers = model
             .layers
             .iter()
-            .map(|l| Layer {
-                query: load(&l.query),
-                key: load(&l.key),
-                value: load(&l.value),
-                output: load(&l.output),
-                gate: load(&l.gate),
-                up: load(&l.up),
-                down: load(&l.down),
-            })
+            .map(|layer| model::Matrix::ALL.map(|matrix| layer.matrix(matrix).map(&mut load)))
             .collect();
         let head = load(&model.head);
         let config = &model.config;
@@ -228,13 +228,9 @@ impl Cpu {
             filled: 0,
             residual: vec![0.0; batch * config.width],
             activations: Activations::new(batch * widest),
-            query: vec![0.0; batch * queries],
-            key: vec![0.0; batch * keys],
-            value: vec![0.0; batch * keys],
+            buffers: Buffer::ALL.map(|buffer| vec![0.0; batch * buffer.size().of(config)]),
             attended: vec![0.0; batch * queries],
-            added: vec![0.0; batch * config.width],
-            gate: vec![0.0; batch * config.feed_forward],
-            up: vec![0.0; batch * config.feed_forward],
+            columns: Vec::with_capacity(batch),
             logits: vec![0.0; batch * model.vocabulary()],
             wanted: 0,
             partials: (0..options.threads).map(|_| Partials::boxed()).collect(),
@@ -287,18 +283,28 @@ impl Cpu {
     }
 
     fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        let count = tokens.len();
-        self.embed(tokens, position)?;
-        for layer in 0..self.layers.len() {
-            self.attention(layer, position, count)?;
-            self.feed_forward(layer, position, count)?;
-        }
+        let mut columns = std::mem::take(&mut self.columns);
+        columns.clear();
+        columns.extend(
+            tokens.iter().enumerate().map(|(i, token)| Column { token: *token, position: position + i }),
+        );
         let first = match wanted {
-            Wanted::Nothing => count,
-            Wanted::Last => count - 1,
+            Wanted::Nothing => columns.len(),
+            Wanted::Last => columns.len() - 1,
             Wanted::All => 0,
         };
-        self.wanted = count - first;
+        let result = self.run_columns(&columns, first);
+        self.columns = columns;
+        result
+    }
+
+    /// Runs a batch, and makes logits of the columns from `first` on.
+    fn run_columns(&mut self, columns: &[Column], first: usize) -> Result<()> {
+        self.embed(columns)?;
+        for index in 0..self.layers.len() {
+            self.layer(index, columns)?;
+        }
+        self.wanted = columns.len() - first;
         if self.wanted == 0 {
             return Ok(());
         }
@@ -313,123 +319,246 @@ impl Cpu {
         let matrices = [(&self.head, logits)];
         multiply(store, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
         let vocabulary = self.model.vocabulary();
-        for column in 0..self.wanted {
-            let logits = &self.logits[column * vocabulary..(column + 1) * vocabulary];
-            check_finite(logits, Place::Logits, position + first + column)?;
+        for (logits, column) in self.logits.chunks_exact(vocabulary).zip(&columns[first..]) {
+            check_finite(logits, Place::Logits, column.position)?;
         }
         Ok(())
     }
 
-    fn embed(&mut self, tokens: &[u32], position: usize) -> Result<()> {
+    fn embed(&mut self, columns: &[Column]) -> Result<()> {
         let model = &self.model;
         let width = model.config.width;
         let table = model.file.data(&model.embedding);
         let row_bytes = table.len() / model.embedding.rows();
-        for (column, token) in tokens.iter().enumerate() {
-            let row = *token as usize * row_bytes;
-            let out = &mut self.residual[column * width..(column + 1) * width];
+        for (column, out) in columns.iter().zip(self.residual.chunks_exact_mut(width)) {
+            let row = column.token as usize * row_bytes;
             kernel::decode(model.embedding.kind, &table[row..row + row_bytes], out);
             if model.config.embedding_scale != 1.0 {
                 for value in &mut *out {
                     *value = Host.mul(*value, model.config.embedding_scale);
                 }
             }
-            check_finite(out, Place::Embedding, position + column)?;
+            check_finite(out, Place::Embedding, column.position)?;
         }
         Ok(())
     }
 
-    fn attention(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
-        let level = self.options.level;
-        let Cpu { model, store, pool, activations, residual, .. } = self;
-        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
-        let width = config.width;
-        activations.fill(level, pool, count, width, |column, out| {
-            let x = &residual[column * width..(column + 1) * width];
-            kernel::rms_norm(level, x, &tensors.attention_norm, config.epsilon, out);
-        });
-        let scratch = Disjoint::new(&mut self.partials);
-        let matrices = [
-            (&layer.query, &mut self.query[..]),
-            (&layer.key, &mut self.key[..]),
-            (&layer.value, &mut self.value[..]),
-        ];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-
-        let head = config.head_width;
-        let (queries, kv) = (config.heads * head, config.kv_heads * head);
-        let context = self.options.context;
-        let cache = index * kv * context..(index + 1) * kv * context;
-        let pairs = config.rope.dimensions / 2;
-        let table = if config.is_global(index) { &self.global_table } else { &self.local_table };
-        {
-            let (query, key) = (Disjoint::new(&mut self.query), Disjoint::new(&mut self.key));
-            let value = Disjoint::new(&mut self.value);
-            let keys = Disjoint::new(&mut self.keys[cache.clone()]);
-            let values = Disjoint::new(&mut self.values[cache.clone()]);
-            pool.for_each(count, 4, |_, range| {
-                for column in range {
-                    // SAFETY: a column's vectors and its position in the cache are its own.
-                    let (query, key, value) = unsafe {
-                        (
-                            query.part(column * queries..(column + 1) * queries),
-                            key.part(column * kv..(column + 1) * kv),
-                            value.part(column * kv..(column + 1) * kv),
-                        )
+    /// Executes the operations of a layer.
+    fn layer(&mut self, index: usize, columns: &[Column]) -> Result<()> {
+        let (level, count) = (self.options.level, columns.len());
+        let view = self.cache_view();
+        let Cpu { model, store, pool, activations, residual, buffers, .. } = self;
+        let (config, layer) = (&model.config, &model.layers[index]);
+        let (width, epsilon) = (config.width, config.epsilon);
+        // What concerns each column alone goes through the threads at once.
+        for ops in layer.ops().chunk_by(|a, b| is_by_column(*a) && is_by_column(*b)) {
+            match ops[0] {
+                Op::Norm(weight) => {
+                    let weight = layer.weight(weight);
+                    activations.fill(level, pool, count, width, |column, out| {
+                        let x = &residual[column * width..(column + 1) * width];
+                        kernel::rms_norm(level, x, weight, epsilon, out);
+                    });
+                }
+                Op::Multiply(products) => {
+                    let scratch = Disjoint::new(&mut self.partials);
+                    let mut outs = buffers.each_mut().map(|buffer| &mut buffer[..]);
+                    let mut product = |(matrix, buffer): (model::Matrix, Buffer)| {
+                        let out = std::mem::take(&mut outs[buffer as usize]);
+                        self.layers[index][matrix as usize].as_ref().map(|matrix| (matrix, out))
                     };
-                    add_bias(query, tensors.query_bias.as_deref());
-                    add_bias(key, tensors.key_bias.as_deref());
-                    add_bias(value, tensors.value_bias.as_deref());
-                    let at = position + column;
-                    let angles = &table[at * pairs..(at + 1) * pairs];
-                    for (vector, norm) in [(&mut *query, &tensors.query_norm), (&mut *key, &tensors.key_norm)]
-                    {
-                        for head in vector.chunks_exact_mut(head) {
-                            if let Some(norm) = norm {
-                                norm_in_place(level, head, norm, config.epsilon);
+                    for products in products.chunks(3) {
+                        let mut product = |i: usize| products.get(i).and_then(|p| product(*p));
+                        match (product(0), product(1), product(2)) {
+                            (Some(a), Some(b), Some(c)) => {
+                                multiply(store, level, pool, &scratch, activations, count, [a, b, c]);
                             }
-                            rotate(head, angles, config.pairing);
-                        }
-                    }
-                    for (number, (key, value)) in
-                        key.chunks_exact(head).zip(value.chunks_exact(head)).enumerate()
-                    {
-                        let start = (number * context + at) * head;
-                        // SAFETY: as above.
-                        let (keys, values) =
-                            unsafe { (keys.part(start..start + head), values.part(start..start + head)) };
-                        for i in 0..head {
-                            keys[i] = math::to_f16(key[i]);
-                            values[i] = math::to_f16(value[i]);
+                            (Some(a), Some(b), None) => {
+                                multiply(store, level, pool, &scratch, activations, count, [a, b]);
+                            }
+                            (a, b, c) => {
+                                for matrix in [a, b, c].into_iter().flatten() {
+                                    multiply(store, level, pool, &scratch, activations, count, [matrix]);
+                                }
+                            }
                         }
                     }
                 }
-            });
+                Op::Bias(..) | Op::HeadNorm(..) | Op::Rope(_) | Op::Store => {
+                    let table = if config.is_global(index) { &self.global_table } else { &self.local_table };
+                    let cache = (&mut self.keys[..], &mut self.values[..]);
+                    let work = ByColumn { level, config, layer, ops, table, view, index };
+                    work.run(pool, columns, buffers, cache);
+                }
+                Op::Attend => {
+                    let queries = &buffers[Buffer::Query as usize];
+                    let attention = Attention { level, config, view, index };
+                    let cache = (&self.keys[..], &self.values[..]);
+                    attention.run(pool, columns, queries, cache, &mut self.scratch, &mut self.attended);
+                    let (attended, size) = (&self.attended, config.heads * config.head_width);
+                    activations.fill(level, pool, count, size, |column, out| {
+                        out.copy_from_slice(&attended[column * size..(column + 1) * size]);
+                    });
+                }
+                Op::GatedActivation => {
+                    let (gate, up) = (&buffers[Buffer::Gate as usize], &buffers[Buffer::Up as usize]);
+                    let inner = config.feed_forward;
+                    activations.fill(level, pool, count, inner, |column, out| {
+                        let range = column * inner..(column + 1) * inner;
+                        out.copy_from_slice(&gate[range.clone()]);
+                        match config.activation {
+                            Activation::Silu => kernel::silu_times(level, out, &up[range]),
+                            Activation::GeluTanh => kernel::gelu_times(level, out, &up[range]),
+                        }
+                    });
+                }
+                Op::PostNorm(weight) => {
+                    let added = &mut buffers[Buffer::Added as usize];
+                    for added in added.chunks_exact_mut(width).take(count) {
+                        norm_in_place(level, added, layer.weight(weight), epsilon);
+                    }
+                }
+                Op::Add(block) => {
+                    let place = match block {
+                        Block::Attention => Place::Attention(index),
+                        Block::FeedForward => Place::FeedForward(index),
+                    };
+                    let added = buffers[Buffer::Added as usize].chunks_exact(width);
+                    for ((column, residual), added) in
+                        columns.iter().zip(residual.chunks_exact_mut(width)).zip(added)
+                    {
+                        for (value, added) in residual.iter_mut().zip(added) {
+                            *value = Host.add(*value, *added);
+                        }
+                        check_finite(residual, place, column.position)?;
+                    }
+                }
+            }
         }
+        Ok(())
+    }
 
-        let (keys, values) = (&self.keys[cache.clone()], &self.values[cache]);
+    fn cache_view(&self) -> CacheView {
+        let config = &self.model.config;
+        CacheView { kv_heads: config.kv_heads, head_width: config.head_width, context: self.options.context }
+    }
+}
+
+/// Whether an operation reads and writes nothing but its own column and that column's place in the cache.
+fn is_by_column(op: Op) -> bool {
+    matches!(op, Op::Bias(..) | Op::HeadNorm(..) | Op::Rope(_) | Op::Store)
+}
+
+/// Operations that concern each column alone.
+struct ByColumn<'a> {
+    level: Level,
+    config: &'a Config,
+    layer: &'a model::Layer,
+    ops: &'a [Op],
+    table: &'a [[f32; 2]],
+    view: CacheView,
+    index: usize,
+}
+
+impl ByColumn<'_> {
+    fn run(
+        &self,
+        pool: &mut Pool,
+        columns: &[Column],
+        buffers: &mut [Vec<f32>; Buffer::ALL.len()],
+        (keys, values): (&mut [u16], &mut [u16]),
+    ) {
+        let (config, head) = (self.config, self.config.head_width);
+        let pairs = config.rope.dimensions / 2;
+        let buffers = buffers.each_mut().map(|buffer| Disjoint::new(&mut buffer[..]));
+        let (keys, values) = (Disjoint::new(keys), Disjoint::new(values));
+        pool.for_each(columns.len(), 4, |_, range| {
+            for index in range {
+                let position = columns[index].position;
+                let part = |buffer: Buffer| {
+                    let size = buffer.size().of(config);
+                    // SAFETY: a column's part of a buffer is its own, and each operation takes it once.
+                    unsafe { buffers[buffer as usize].part(index * size..(index + 1) * size) }
+                };
+                for op in self.ops {
+                    match *op {
+                        Op::Bias(buffer, bias) => add_bias(part(buffer), self.layer.weight(bias)),
+                        Op::HeadNorm(buffer, weight) => {
+                            for head in part(buffer).chunks_exact_mut(head) {
+                                norm_in_place(self.level, head, self.layer.weight(weight), config.epsilon);
+                            }
+                        }
+                        Op::Rope(buffer) => {
+                            let angles = &self.table[position * pairs..(position + 1) * pairs];
+                            for head in part(buffer).chunks_exact_mut(head) {
+                                rotate(head, angles, config.pairing);
+                            }
+                        }
+                        Op::Store => {
+                            let (key, value) = (part(Buffer::Key), part(Buffer::Value));
+                            let heads = key.chunks_exact(head).zip(value.chunks_exact(head));
+                            for (number, (key, value)) in heads.enumerate() {
+                                let start = self.view.row(self.index, number, position);
+                                // SAFETY: a column's place in the cache is its own.
+                                let (keys, values) = unsafe {
+                                    (keys.part(start..start + head), values.part(start..start + head))
+                                };
+                                for i in 0..head {
+                                    keys[i] = math::to_f16(key[i]);
+                                    values[i] = math::to_f16(value[i]);
+                                }
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Attention of columns over the cache.
+struct Attention<'a> {
+    level: Level,
+    config: &'a Config,
+    view: CacheView,
+    index: usize,
+}
+
+impl Attention<'_> {
+    fn run(
+        &self,
+        pool: &mut Pool,
+        columns: &[Column],
+        query: &[f32],
+        (keys, values): (&[u16], &[u16]),
+        scratch: &mut [ThreadScratch],
+        attended: &mut [f32],
+    ) {
+        let (config, head) = (self.config, self.config.head_width);
+        let queries = config.heads * head;
         let group = config.heads / config.kv_heads;
         // An item is up to four query heads of a column that share keys and values.
         let sets = group.div_ceil(QUERIES);
-        let (query, attended) = (&self.query, Disjoint::new(&mut self.attended));
-        let threads = Disjoint::new(&mut self.scratch);
+        let (threads, attended) = (Disjoint::new(scratch), Disjoint::new(attended));
         let per_column = config.kv_heads * sets;
-        pool.for_each(count * per_column, 1, |thread, range| {
+        pool.for_each(columns.len() * per_column, 1, |thread, range| {
             // SAFETY: each thread has its own scratch.
             let scratch = &mut unsafe { threads.part(thread..thread + 1) }[0];
             for item in range {
                 let (column, shared, set) = (item / per_column, item % per_column / sets, item % sets);
-                let at = position + column;
-                let first = config.first_visible(index, at);
+                let at = columns[column].position;
+                let first = config.first_visible(self.index, at);
                 let visible = at + 1 - first;
-                let rows = (shared * context + first) * head..(shared * context + at + 1) * head;
+                let start = self.view.row(self.index, shared, first);
+                let rows = start..start + visible * head;
                 let number = shared * group + set * QUERIES;
                 let heads = (group - set * QUERIES).min(QUERIES);
                 let start = column * queries + number * head;
                 // SAFETY: each head of each column is its own part.
                 let out = unsafe { attended.part(start..start + heads * head) };
                 kernel::attend(
-                    level,
+                    self.level,
                     Heads {
                         queries: &query[start..start + heads * head],
                         keys: &keys[rows.clone()],
@@ -444,70 +573,6 @@ impl Cpu {
                 );
             }
         });
-
-        let attended = &self.attended;
-        activations.fill(level, pool, count, queries, |column, out| {
-            out.copy_from_slice(&attended[column * queries..(column + 1) * queries]);
-        });
-        let matrices = [(&layer.output, &mut self.added[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        self.add(self.options.level, index, true, position, count)
-    }
-
-    fn feed_forward(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
-        let level = self.options.level;
-        let Cpu { model, store, pool, activations, residual, .. } = self;
-        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
-        let (width, inner) = (config.width, config.feed_forward);
-        activations.fill(level, pool, count, width, |column, out| {
-            let x = &residual[column * width..(column + 1) * width];
-            kernel::rms_norm(level, x, &tensors.feed_forward_norm, config.epsilon, out);
-        });
-        let scratch = Disjoint::new(&mut self.partials);
-        let matrices = [(&layer.gate, &mut self.gate[..]), (&layer.up, &mut self.up[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        let (gate, up) = (&self.gate, &self.up);
-        activations.fill(level, pool, count, inner, |column, out| {
-            let part = column * inner..(column + 1) * inner;
-            out.copy_from_slice(&gate[part.clone()]);
-            match config.activation {
-                Activation::Silu => kernel::silu_times(level, out, &up[part]),
-                Activation::GeluTanh => kernel::gelu_times(level, out, &up[part]),
-            }
-        });
-        let matrices = [(&layer.down, &mut self.added[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        self.add(level, index, false, position, count)
-    }
-
-    /// Adds what a block made to the residual stream and checks it.
-    fn add(
-        &mut self,
-        level: Level,
-        index: usize,
-        attention: bool,
-        position: usize,
-        count: usize,
-    ) -> Result<()> {
-        let tensors = &self.model.layers[index];
-        let width = self.model.config.width;
-        let (norm, place) = if attention {
-            (&tensors.post_attention_norm, Place::Attention(index))
-        } else {
-            (&tensors.post_feed_forward_norm, Place::FeedForward(index))
-        };
-        for column in 0..count {
-            let added = &mut self.added[column * width..(column + 1) * width];
-            if let Some(norm) = norm {
-                norm_in_place(level, added, norm, self.model.config.epsilon);
-            }
-            let residual = &mut self.residual[column * width..(column + 1) * width];
-            for (value, added) in residual.iter_mut().zip(added) {
-                *value = Host.add(*value, *added);
-            }
-            check_finite(residual, place, position + column)?;
-        }
-        Ok(())
     }
 }
 
@@ -551,14 +616,12 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self) -> u64 {
-        let layers = self.layers.iter();
-        let matrices = layers.flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down]);
-        matrices.chain([&self.head]).map(Matrix::bytes).sum()
+        self.layers.iter().flatten().flatten().chain([&self.head]).map(Matrix::bytes).sum()
     }
 }
 
-fn add_bias(vector: &mut [f32], bias: Option<&[f32]>) {
-    for (value, bias) in vector.iter_mut().zip(bias.unwrap_or(&[])) {
+fn add_bias(vector: &mut [f32], bias: &[f32]) {
+    for (value, bias) in vector.iter_mut().zip(bias) {
         *value = canonical(Host.add(*value, *bias));
     }
 }
