@@ -19,5 +19,7 @@ pub mod build;
 pub mod gate;
 pub mod plan;
 pub mod repin;
+pub mod setup;
+pub mod verify;
 
 pub mod cmd;

@@ -12,7 +12,7 @@ use syn::visit::{self, Visit};
 /// From the lowest to the highest. `lib.rs` and `main.rs` only name the rooms and dispatch.
 const ROOMS: &[&str] = &[
     "report", "base", "pins", "machine", "ptx", "store", "source", "backend", "plan", "build", "gate",
-    "repin", "cmd",
+    "setup", "verify", "repin", "cmd",
 ];
 
 /// A module's path below the crate, and the file that it stands in.
@@ -32,6 +32,8 @@ struct Uses<'a> {
     module: &'a [String],
     /// Modules inside of the file around the present item.
     inner: Vec<String>,
+    /// Modules that the file declares and that are files of their own.
+    children: BTreeSet<String>,
     found: Vec<Use>,
 }
 
@@ -43,7 +45,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
 }
 
 impl Uses<'_> {
-    /// Notes a path that begins with `crate`, `super` or `self`.
+    /// Notes a path that begins with `crate`, `super`, `self` or a module that is declared here.
     fn note(&mut self, line: usize, segments: &[String]) {
         let mut base: Vec<String> = self.module.iter().chain(&self.inner).cloned().collect();
         let mut rest = segments;
@@ -59,6 +61,7 @@ impl Uses<'_> {
                     rest = &rest[1..];
                 }
             }
+            Some(first) if self.children.contains(first) => {}
             _ => return,
         }
         base.extend_from_slice(rest);
@@ -170,15 +173,31 @@ fn files_below(folder: &Path, module: &[String], files: &mut Vec<File>) {
 }
 
 fn uses(text: &str, module: &[String]) -> Vec<Use> {
-    let mut uses = Uses { module, inner: Vec::new(), found: Vec::new() };
-    uses.visit_file(&syn::parse_file(text).unwrap());
+    let file = syn::parse_file(text).unwrap();
+    let children = file.items.iter().filter_map(|item| match item {
+        syn::Item::Mod(item) if item.content.is_none() && !is_test(&item.attrs) => {
+            Some(item.ident.to_string())
+        }
+        _ => None,
+    });
+    let children = children.collect();
+    let mut uses = Uses { module, inner: Vec::new(), children, found: Vec::new() };
+    uses.visit_file(&file);
     uses.found
 }
 
-/// Every file of the crate, and for each the files that it uses, with the first line that does.
-fn graph() -> (Vec<File>, Vec<BTreeMap<usize, usize>>) {
+/// For every file those that it uses, with the line and the path of the first such use.
+type Edges = Vec<BTreeMap<usize, (usize, String)>>;
+
+/// Every file of the crate.
+fn graph() -> (Vec<File>, Edges) {
     let mut files = Vec::new();
     files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut files);
+    let edges = edges(&files);
+    (files, edges)
+}
+
+fn edges(files: &[File]) -> Edges {
     let by_module: BTreeMap<_, _> =
         files.iter().enumerate().map(|(index, file)| (file.module.clone(), index)).collect();
     let edges = files.iter().enumerate().map(|(from, file)| {
@@ -186,13 +205,12 @@ fn graph() -> (Vec<File>, Vec<BTreeMap<usize, usize>>) {
         for Use { line, path } in &file.uses {
             let target = (1..=path.len()).rev().find_map(|len| by_module.get(&path[..len]));
             if let Some(to) = target.filter(|to| **to != from) {
-                edges.entry(*to).or_insert(*line);
+                edges.entry(*to).or_insert((*line, path.join("::")));
             }
         }
         edges
     });
-    let edges = edges.collect();
-    (files, edges)
+    edges.collect()
 }
 
 fn name(file: &File) -> String {
@@ -213,9 +231,9 @@ fn no_room_uses_a_higher_one() {
     assert!(files.len() > 60, "only {} files were read", files.len());
     let mut upward = String::new();
     for (from, edges) in edges.iter().enumerate() {
-        for (to, line) in edges {
+        for (to, (line, path)) in edges {
             if room(&files[*to]) > room(&files[from]) {
-                writeln!(upward, "{}:{line} uses {}", name(&files[from]), name(&files[*to])).unwrap();
+                writeln!(upward, "{}:{line} uses crate::{path}", name(&files[from])).unwrap();
             }
         }
     }
@@ -232,31 +250,78 @@ fn only_the_command_line_knows_of_clap() {
     }
 }
 
-#[test]
-fn no_files_use_each_other_in_a_circle() {
-    let (files, edges) = graph();
-    // A parent module and what lies below it may know each other.
+/// Every use that is part of a circle, one a line.
+///
+/// A parent module and what lies below it may know each other: what goes from one to the other and back is no circle. One that
+/// passes through them and through a third file that is in neither is.
+fn circles(files: &[File]) -> String {
+    let edges = edges(files);
     let related = |a: usize, b: usize| {
         files[a].module.starts_with(&files[b].module) || files[b].module.starts_with(&files[a].module)
     };
-    let reach = |start: usize| {
+    let reach = |start: usize, through: &dyn Fn(usize) -> bool| {
         let mut reached = BTreeSet::new();
         let mut open = vec![start];
         while let Some(from) = open.pop() {
-            open.extend(edges[from].keys().filter(|to| !related(from, **to) && reached.insert(**to)));
+            open.extend(edges[from].keys().filter(|to| through(**to) && reached.insert(**to)));
         }
         reached
     };
-    let reached: Vec<_> = (0..files.len()).map(reach).collect();
     let mut circles = String::new();
-    for (from, edges) in edges.iter().enumerate() {
-        for (to, line) in edges {
-            if !related(from, *to) && reached[*to].contains(&from) {
-                writeln!(circles, "{}:{line} uses {}", name(&files[from]), name(&files[*to])).unwrap();
+    for (from, uses) in edges.iter().enumerate() {
+        for (to, (line, path)) in uses.iter().filter(|(to, _)| !related(from, **to)) {
+            // The modules around both are no way from one to the other.
+            let common =
+                files[from].module.iter().zip(&files[*to].module).take_while(|(a, b)| a == b).count();
+            let around = &files[from].module[..common];
+            let through = |next: usize| !around.starts_with(&files[next].module);
+            if reach(*to, &through).contains(&from) {
+                writeln!(circles, "{}:{line} uses crate::{path}", name(&files[from])).unwrap();
             }
         }
     }
+    circles
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    let circles = circles(&graph().0);
     assert!(circles.is_empty(), "files use each other in a circle:\n{circles}");
+}
+
+#[test]
+fn circles_are_told_from_families() {
+    let found = |files: &[(&str, &str)]| {
+        let files: Vec<File> = files
+            .iter()
+            .map(|(module, text)| {
+                let module: Vec<String> = module.split("::").map(str::to_owned).collect();
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(module.join("/"));
+                File { uses: uses(text, &module), module, path }
+            })
+            .collect();
+        circles(&files)
+    };
+    let child = ("r::a::c", "use super::A;");
+    let parent = ("r::a", "mod c; use self::c::C;");
+    assert_eq!(found(&[parent, child]), "");
+    let sibling = ("r::a::d", "use super::c::C;");
+    assert_eq!(found(&[parent, child, sibling]), "");
+    // Two children that know each other.
+    let back = ("r::a::c", "use super::d::D;");
+    assert_eq!(
+        found(&[parent, back, sibling]),
+        "xtask/r/a/c:1 uses crate::r::a::d::D\nxtask/r/a/d:1 uses crate::r::a::c::C\n"
+    );
+    // Through a parent and its child: a -> c -> b -> a, whether the parent says `self::` or not.
+    let other = ("r::b", "use crate::r::a::A;");
+    let far = ("r::a::c", "use crate::r::b::B;");
+    for text in ["mod c; use self::c::C;", "mod c; fn f() { c::g(); }"] {
+        assert_eq!(
+            found(&[("r::a", text), far, other]),
+            "xtask/r/a/c:1 uses crate::r::b::B\nxtask/r/b:1 uses crate::r::a::A\n"
+        );
+    }
 }
 
 #[test]

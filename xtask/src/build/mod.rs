@@ -1,4 +1,6 @@
-//! A build of the GPU engine with the verified toolchain, and its PTX beside the recorded one.
+//! Builds of the engine: for the CPU, and with the verified toolchain for a GPU; and its PTX beside the recorded one.
 
+pub mod bless;
+pub mod cpu;
 pub mod gpu;
 pub mod recorded;

@@ -17,6 +17,12 @@ use crate::report::error::{Error, Result};
 use crate::report::progress::Silent;
 
 crate::codes! {
+    DIFFERS = "KILN-0150", Refusal, "the PTX is not the recorded one",
+        "An entry's PTX, or what it needs, is not what PROVENANCE and kernels/ptx-table.toml say. Both directions \
+         count: fewer registers than recorded is a difference, too. `cargo xtask ptx diff` tells what class of \
+         instruction differs between two builds; record the new state with `cargo xtask ptx bless`.";
+    NO_ARCH = "KILN-0153", Machine, "no architecture was named, and none is recorded",
+        "Without `--arch` the architectures are those that PROVENANCE has digests of. Name one with `--arch sm_NN`.";
     RECORD_SPLIT = "KILN-0154", Refusal, "PROVENANCE and the table do not hold the same entries",
         "The digests in PROVENANCE and the rows of kernels/ptx-table.toml are written together by \
          `cargo xtask ptx bless`; one of them was edited or merged alone.";
@@ -44,6 +50,31 @@ impl Scanning {
     pub fn digests(&self) -> BTreeMap<String, Sha256> {
         self.entries.iter().map(|(name, scanned)| (name.clone(), scanned.digest)).collect()
     }
+}
+
+/// Reads the names of architectures.
+///
+/// # Errors
+/// One is none.
+pub fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
+    archs.iter().map(|text| text.parse()).collect()
+}
+
+/// The named architectures, else the recorded ones.
+///
+/// # Errors
+/// A name is none, or there are no architectures at all ([`NO_ARCH`]).
+pub fn archs(named: &[String], recorded: &Digests) -> Result<BTreeSet<Arch>> {
+    let archs = if named.is_empty() {
+        recorded.keys().map(|(arch, _)| arch.as_str().parse()).collect::<Result<_>>()?
+    } else {
+        parse(named)?
+    };
+    if archs.is_empty() {
+        return Err(Error::new(&NO_ARCH, "no --arch was given, and PROVENANCE records none")
+            .hint("name one with --arch sm_NN"));
+    }
+    Ok(archs)
 }
 
 /// Builds for every one of `archs` with the plan's llc, and scans.
@@ -115,6 +146,28 @@ pub fn compare_with_record(
     Ok(found)
 }
 
+/// Whether registers, memory and spills of a build can be compared with the table's: they are the same ptxas's.
+pub fn same_ptxas(plan: &Plan, table: &Table) -> bool {
+    plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref()
+}
+
+/// Refuses differences from the record.
+///
+/// # Errors
+/// [`DIFFERS`], with each as a cause.
+pub fn refuse(differences: Vec<String>) -> Result<()> {
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(differences
+        .into_iter()
+        .fold(
+            Error::new(&DIFFERS, format!("the PTX is not what PROVENANCE and {FILE_NAME} say")),
+            Error::cause,
+        )
+        .hint("if the change is meant, run: cargo xtask ptx bless"))
+}
+
 /// Builds with `plan` and compares with the record; the differences, one phrase each. With `seeded`, one recorded digest
 /// is changed first, so that a difference must be found.
 ///
@@ -137,6 +190,5 @@ pub fn compare_builds(
         digests.for_each(|digest| *digest = Sha256::of(digest.as_bytes()));
     }
     let scans = build_and_scan(plan, &archs.iter().copied().collect(), None, env)?;
-    let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
-    compare_with_record(&scans, &recorded, &table, same_ptxas)
+    compare_with_record(&scans, &recorded, &table, same_ptxas(plan, &table))
 }

@@ -11,6 +11,7 @@ use crate::cmd;
 use crate::plan::Request;
 use crate::report::decision::Thoroughness;
 use crate::report::error::{Error, Result};
+use crate::store::Store;
 
 /// Makes kiln's CUDA-Rust toolchain reproducible, explains it, and builds with it.
 #[derive(Debug, Parser)]
@@ -100,6 +101,14 @@ impl Common {
             lock_limit: self.lock_limit(),
             thoroughness,
         }
+    }
+
+    /// The store alone, for verbs that need no plan.
+    ///
+    /// # Errors
+    /// As [`Request::locate_store`].
+    pub fn store(&self, workspace: &Path, env: &Env) -> Result<Store> {
+        self.request(Thoroughness::First).locate_store(workspace, env)
     }
 
     /// How long locks are waited for.

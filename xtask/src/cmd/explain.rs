@@ -53,13 +53,13 @@ pub fn all_codes() -> Vec<&'static Code> {
         crate::source::vendor::CODES,
         crate::base::env::CODES,
         crate::store::record::CODES,
+        crate::build::bless::CODES,
+        crate::build::cpu::CODES,
         crate::build::gpu::CODES,
         crate::build::recorded::CODES,
-        super::build::CODES,
         super::gate::CODES,
         super::model::CODES,
-        super::ptx::CODES,
-        super::verify::CODES,
+        crate::verify::CODES,
         CODES,
     ];
     let mut codes: Vec<_> = modules.into_iter().flatten().copied().collect();

@@ -53,7 +53,7 @@ impl Gc {
     /// The store cannot be found, read or written.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let progress = progress::on_stderr("gc", self.common.quiet);
-        let store = store::locate(&self.common, workspace, env)?;
+        let store = self.common.store(workspace, env)?;
         let keep = Duration::from_secs(u64::from(self.keep_days) * 86_400);
         let removed = inventory::collect(&store, keep, self.dry_run, &|text| progress.note(text))?;
         let gone = removed.iter().filter(|removed| removed.skipped.is_none());

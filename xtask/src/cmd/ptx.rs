@@ -1,50 +1,27 @@
 //! `ptx`: what the kernels' PTX is, entry by entry, and whether it is the recorded one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::base::env::Env;
-use crate::build::recorded::{Scanning, build_and_scan, compare_with_record, same_entries};
+use crate::build::bless::Blessing;
+use crate::build::recorded;
 use crate::cmd::cli::Common;
-use crate::machine::arch::Arch;
-use crate::machine::cuda::{self, CudaRequest, Ptxas};
-use crate::machine::nvvm;
-use crate::pins::{Pin, PtxCompiler};
-use crate::plan::{Plan, Request};
+use crate::machine::cuda;
+use crate::pins::Pin;
+use crate::plan::Plan;
 use crate::ptx::compare::{self, Difference};
 use crate::ptx::driver::Card;
-use crate::ptx::record::{self, Digests};
+use crate::ptx::record;
 use crate::ptx::scan::{self, Scanned};
-use crate::ptx::table::{self, FILE_NAME, Reason, Table};
+use crate::ptx::table::Table;
 use crate::report::decision::Thoroughness;
-use crate::report::error::{Error, Exit, Result};
+use crate::report::error::{Exit, Result};
 use crate::report::output;
-use crate::report::progress::{self};
-use crate::store;
-
-crate::codes! {
-    DIFFERS = "KILN-0150", Refusal, "the PTX is not the recorded one",
-        "An entry's PTX, or what it needs, is not what PROVENANCE and kernels/ptx-table.toml say. Both directions \
-         count: fewer registers than recorded is a difference, too. `cargo xtask ptx diff` tells what class of \
-         instruction differs between two builds; record the new state with `cargo xtask ptx bless`.";
-    NEEDS_REASON = "KILN-0151", Machine, "a spill or local memory needs a reason",
-        "An entry that spills registers or uses local memory is slow for a reason that somebody should have thought \
-         about. Give it with `--reason TEXT`: it is recorded with today's date.";
-    NO_PTXAS = "KILN-0152", Machine, "there is no ptxas",
-        "Registers, shared memory and spills are read from `ptxas -v`. It is part of the CUDA toolkit.";
-    NO_ARCH = "KILN-0153", Machine, "no architecture was named, and none is recorded",
-        "Without `--arch` the architectures are those that PROVENANCE has digests of. Name one with `--arch sm_NN`.";
-    NO_CARD = "KILN-0155", Machine, "there is no card to ask",
-        "With `--driver` the PTX is loaded by the driver, to read how much local memory each entry gets from its \
-         compiler. That needs a card. Everything else works without: run it without `--driver`.";
-    OTHER_RELEASE = "KILN-0156", Machine, "the toolkit's libNVVM is not the one to record",
-        "`ptx bless` makes the PTX with everything that PROVENANCE verifies. The libNVVM of the CUDA toolkit here is of \
-         another release than the one whose turn it is, so that its digests would be recorded under a wrong name.";
-}
+use crate::report::progress;
 
 /// Look at the kernels' PTX, compare it with the record, or record it
 #[derive(Debug, Args)]
@@ -192,27 +169,12 @@ impl Ptx {
     }
 }
 
-fn parse(archs: &[String]) -> Result<BTreeSet<Arch>> {
-    archs.iter().map(|text| text.parse()).collect()
-}
-
-/// The first card, where it is asked for.
-fn card(wanted: bool) -> Result<Option<Card>> {
-    if !wanted {
-        return Ok(None);
-    }
-    let card = Card::first().ok_or_else(|| {
-        Error::new(&NO_CARD, "there is no NVIDIA driver or no card here").hint("run without --driver")
-    })?;
-    Ok(Some(card))
-}
-
 impl Scan {
     fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let card = card(self.driver)?;
+        let card = Card::open(self.driver)?;
         let mut report = ScanReport { schema: "kiln.ptx-scan/1", ptxas: None, scans: Vec::new() };
         if self.arch.is_empty() {
-            let ptxas = ptxas_alone(env);
+            let ptxas = cuda::find_ptxas_alone(env);
             let mut files = Vec::new();
             for path in &self.paths {
                 files.extend(scan::files(&env.absolute(path)?)?);
@@ -221,9 +183,9 @@ impl Scan {
             report.ptxas = ptxas.map(|ptxas| ptxas.full);
             report.scans.push(ScanOf::new(None, None, &files, &entries));
         } else {
-            let archs = parse(&self.arch)?;
+            let archs = recorded::parse(&self.arch)?;
             let plan = Plan::resolve(&self.common.request(Thoroughness::First), workspace, env);
-            for scanning in build_and_scan(&plan, &archs, card.as_ref(), env)? {
+            for scanning in recorded::build_and_scan(&plan, &archs, card.as_ref(), env)? {
                 let (arch, llvm) = (scanning.arch.to_string(), scanning.llvm.to_string());
                 report.scans.push(ScanOf::new(Some(arch), Some(llvm), &scanning.files, &scanning.entries));
             }
@@ -236,12 +198,6 @@ impl Scan {
         }
         Ok(0)
     }
-}
-
-/// The ptxas of the toolkit or on PATH, without a plan: a scan of files needs nothing else.
-fn ptxas_alone(env: &Env) -> Option<Ptxas> {
-    let toolkit = cuda::find_toolkit(&CudaRequest::new(BTreeMap::new()), env).value;
-    cuda::find_ptxas(toolkit.as_ref(), env).value
 }
 
 #[derive(Serialize)]
@@ -358,10 +314,10 @@ fn columns<const N: usize>(lines: &[[String; N]]) -> String {
 impl Check {
     fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
         let pin = Pin::load(workspace)?;
-        let recorded = record::digests(&pin);
+        let digests = record::digests(&pin);
         let table = Table::load(workspace)?.unwrap_or_default();
         record::check_sources(workspace, &pin)?;
-        same_entries(&recorded, &table)?;
+        recorded::same_entries(&digests, &table)?;
         if !self.json {
             output::line("sources: as recorded")?;
         }
@@ -377,10 +333,10 @@ impl Check {
             }
             return self.report(Vec::new(), Some(why));
         }
-        let archs = archs(&self.arch, &recorded)?;
-        let card = card(self.driver)?;
-        let scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
-        let same_ptxas = plan.ptxas.value.as_ref().map(|ptxas| &ptxas.full) == table.ptxas.as_ref();
+        let archs = recorded::archs(&self.arch, &digests)?;
+        let card = Card::open(self.driver)?;
+        let scans = recorded::build_and_scan(&plan, &archs, card.as_ref(), env)?;
+        let same_ptxas = recorded::same_ptxas(&plan, &table);
         if !same_ptxas {
             let is = plan.ptxas.value.as_ref().map_or("not there", |ptxas| &ptxas.full);
             let was = table.ptxas.as_deref().unwrap_or("no ptxas");
@@ -388,16 +344,7 @@ impl Check {
                 "ptxas is {is}, the table is of {was}: registers, memory and spills are not compared"
             ));
         }
-        let found = compare_with_record(&scans, &recorded, &table, same_ptxas)?;
-        if !found.is_empty() {
-            return Err(found
-                .into_iter()
-                .fold(
-                    Error::new(&DIFFERS, format!("the PTX is not what PROVENANCE and {FILE_NAME} say")),
-                    Error::cause,
-                )
-                .hint("if the change is meant, run: cargo xtask ptx bless"));
-        }
+        recorded::refuse(recorded::compare_with_record(&scans, &digests, &table, same_ptxas)?)?;
         let compared = scans.iter().map(|scan| Compared {
             arch: scan.arch.to_string(),
             llvm: scan.llvm.to_string(),
@@ -418,160 +365,33 @@ impl Check {
     }
 }
 
-/// The named architectures, else the recorded ones.
-fn archs(named: &[String], recorded: &Digests) -> Result<BTreeSet<Arch>> {
-    let archs = if named.is_empty() {
-        recorded.keys().map(|(arch, _)| arch.as_str().parse()).collect::<Result<_>>()?
-    } else {
-        parse(named)?
-    };
-    if archs.is_empty() {
-        return Err(Error::new(&NO_ARCH, "no --arch was given, and PROVENANCE records none")
-            .hint("name one with --arch sm_NN"));
-    }
-    Ok(archs)
-}
-
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
 impl Bless {
     fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let pin = Pin::load(workspace)?;
-        let recorded = record::digests(&pin);
-        let table = Table::load(workspace)?.unwrap_or_default();
-        let mut all: Vec<String> = recorded.keys().map(|(arch, _)| arch.to_string()).collect();
-        all.extend(self.arch.iter().cloned());
-        let archs = archs(&all, &recorded)?;
-        let card = card(self.driver)?;
-
-        // The recorded hash of the sources stands for all digests, so all of them are made anew.
-        let source = record::source_hash(workspace)?;
         let request = self.common.request(Thoroughness::First);
-        let plan = Plan::resolve(&request, workspace, env);
-        let mut ptxas = Some(require_ptxas(&plan)?.full.clone());
-        let mut scans = build_and_scan(&plan, &archs, card.as_ref(), env)?;
-        let done: BTreeSet<PtxCompiler> = scans.iter().map(|scan| scan.llvm).collect();
-        for compiler in verified(&pin).difference(&done) {
-            let llc = match compiler {
-                PtxCompiler::Llc(major) => major.to_string(),
-                PtxCompiler::LibNvvm(_) => nvvm::WORD.to_owned(),
-            };
-            let request = Request { llc: Some(llc.into()), ..request.clone() };
-            let plan = Plan::resolve(&request, workspace, env);
-            let found = plan.lowering()?.key();
-            if found != *compiler {
-                return Err(Error::new(
-                    &OTHER_RELEASE,
-                    format!("PROVENANCE verifies {compiler}, and the toolkit here has {found}"),
-                )
-                .hint("set CUDA_TOOLKIT_PATH to a toolkit of that release, or take it out of PROVENANCE"));
-            }
-            ptxas = ptxas.filter(|ptxas| plan.ptxas.value.as_ref().is_some_and(|other| other.full == *ptxas));
-            scans.extend(build_and_scan(&plan, &archs, card.as_ref(), env)?);
-        }
-
-        let (mut digests, mut rows) = (Digests::new(), table::Rows::new());
-        let mut unexplained = Vec::new();
-        for scan in &scans {
-            let key = (scan.arch.clone(), scan.llvm);
-            digests.insert(key.clone(), scan.digests());
-            let before = table.rows.get(&key);
-            let mut found = scan.rows();
-            for (name, row) in &mut found {
-                let old = before.and_then(|rows| rows.get(name));
-                // Without a card here the number of the same PTX stays.
-                let same = recorded.get(&key).and_then(|digests| digests.get(name))
-                    == scan.entries.get(name).map(|scanned| &scanned.digest);
-                row.local = row.local.or_else(|| old.filter(|_| same)?.local);
-                if row.nonzero().is_empty() {
-                    continue;
-                }
-                let kept = old.filter(|old| old.nonzero() == row.nonzero());
-                row.reason = kept
-                    .and_then(|old| old.reason.clone())
-                    .or_else(|| Reason::new(&today(), self.reason.as_deref()?));
-                if row.reason.is_none() {
-                    unexplained.push(format!(
-                        "{} {} {name}: {}",
-                        scan.arch,
-                        scan.llvm,
-                        row.nonzero().join(", ")
-                    ));
-                }
-            }
-            rows.insert(key, found);
-        }
-        if !unexplained.is_empty() {
-            return Err(unexplained
-                .into_iter()
-                .fold(Error::new(&NEEDS_REASON, "entries spill or use local memory"), Error::cause)
-                .hint("give the reason with --reason TEXT, or mend the kernel"));
-        }
-
-        let changes = changes(&scans, &recorded, &table);
+        let reason = self.reason.as_deref();
+        let asked = Blessing { request: &request, archs: &self.arch, driver: self.driver, reason };
+        let state = asked.examine(workspace, env)?;
         if !self.json {
-            for line in &changes {
+            for line in &state.changes {
                 output::line(line)?;
             }
         }
-        let fresh = Table { ptxas, rows };
-        let path = Table::path(workspace);
-        let same_table = fs_err::read(&path).is_ok_and(|bytes| bytes == fresh.text().as_bytes());
-        if !same_table {
-            crate::base::atomic::write_atomic(&path, fresh.text().as_bytes(), None)?;
-        }
-        let same_record = !record::write(workspace, &source, &digests)?;
+        let written = state.write(workspace)?;
         if self.json {
-            let written = !(same_table && same_record);
-            output::json(&BlessReport { schema: "kiln.ptx-bless/1", written, changes })?;
+            output::json(&BlessReport { schema: "kiln.ptx-bless/1", written, changes: state.changes })?;
             return Ok(0);
         }
-        output::line(if same_table && same_record {
-            "nothing changed: the record is of these sources and this PTX"
-        } else {
+        output::line(if written {
             "recorded in PROVENANCE and kernels/ptx-table.toml"
+        } else {
+            "nothing changed: the record is of these sources and this PTX"
         })?;
         Ok(0)
     }
-}
-
-/// Everything that may make PTX.
-fn verified(pin: &Pin) -> BTreeSet<PtxCompiler> {
-    let majors = pin.llvm.verified.iter().copied().map(PtxCompiler::Llc);
-    majors.chain(pin.libnvvm.iter().copied().map(PtxCompiler::LibNvvm)).collect()
-}
-
-fn require_ptxas(plan: &Plan) -> Result<&Ptxas> {
-    plan.ptxas.value.as_ref().ok_or_else(|| {
-        Error::new(&NO_PTXAS, "no ptxas was found in the CUDA toolkit or on PATH")
-            .hint("set CUDA_TOOLKIT_PATH to the root of a toolkit that has bin/ptxas")
-    })
-}
-
-/// What the record gains, loses and changes.
-fn changes(scans: &[Scanning], recorded: &Digests, table: &Table) -> Vec<String> {
-    let (no_digests, no_rows) = (BTreeMap::new(), BTreeMap::new());
-    let mut lines = Vec::new();
-    for scan in scans {
-        let key = (scan.arch.clone(), scan.llvm);
-        let digests = recorded.get(&key).unwrap_or(&no_digests);
-        let rows = table.rows.get(&key).unwrap_or(&no_rows);
-        let digests = table::digest_differences(digests, &scan.digests());
-        let rows = table::differences(rows, &scan.rows(), true);
-        // An entry that is new or gone is so in both: once is enough.
-        let rows = rows.into_iter().filter(|line| !line.contains(": new, ") && !line.contains(": gone, "));
-        lines.extend(
-            digests.into_iter().chain(rows).map(|line| format!("{} {}: {line}", scan.arch, scan.llvm)),
-        );
-    }
-    lines
-}
-
-fn today() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-    store::utc(seconds).chars().take(10).collect()
 }
 
 #[derive(Serialize)]

@@ -12,7 +12,6 @@ use crate::report::error::Result;
 use crate::report::output;
 use crate::store::Store;
 use crate::store::inventory::{self, Item, State};
-use crate::store::selection::Selection;
 
 /// List what is in the store: sizes, why it is there, and which checkouts use it
 ///
@@ -41,7 +40,7 @@ impl List {
     /// # Errors
     /// The store cannot be found or read.
     pub fn run(self, workspace: &Path, env: &Env) -> Result<u8> {
-        let store = locate(&self.common, workspace, env)?;
+        let store = self.common.store(workspace, env)?;
         let items = inventory::list(&store)?;
         let bytes = items.iter().map(|item| item.bytes).sum();
         if self.json {
@@ -57,13 +56,6 @@ impl List {
         output::line(&format!("{} in {}", HumanBytes(bytes), store.root().display()))?;
         Ok(0)
     }
-}
-
-/// The store that a verb's options mean.
-pub fn locate(common: &Common, workspace: &Path, env: &Env) -> Result<Store> {
-    let remembered = Selection::load(workspace)?.map(|selection| selection.store);
-    let store = Store::locate(common.store.as_deref(), remembered.as_deref(), workspace, env)?;
-    Ok(store.with_patience(common.lock_limit()))
 }
 
 /// One line about an item.

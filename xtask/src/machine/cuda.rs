@@ -199,6 +199,12 @@ pub fn find_ptxas(toolkit: Option<&Toolkit>, env: &Env) -> Resolved<Ptxas> {
     Resolved { decision, value }
 }
 
+/// The ptxas of the toolkit or on PATH, without a plan: a scan of files needs nothing else.
+pub fn find_ptxas_alone(env: &Env) -> Option<Ptxas> {
+    let toolkit = find_toolkit(&CudaRequest::new(BTreeMap::new()), env).value;
+    find_ptxas(toolkit.as_ref(), env).value
+}
+
 /// A libclang for bindgen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LibClang {

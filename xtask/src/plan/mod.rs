@@ -57,6 +57,16 @@ impl Request {
     pub fn asks_for_libnvvm(&self) -> bool {
         self.llc.as_ref().is_some_and(|value| value == nvvm::WORD)
     }
+
+    /// The store alone, for what needs no plan.
+    ///
+    /// # Errors
+    /// Nothing names a folder, or the last setup's choice cannot be read.
+    pub fn locate_store(&self, workspace: &Path, env: &Env) -> Result<Store> {
+        let remembered = Selection::load(workspace)?.map(|selection| selection.store);
+        let store = Store::locate(self.store.as_deref(), remembered.as_deref(), workspace, env)?;
+        Ok(store.with_patience(self.lock_limit))
+    }
 }
 
 /// What makes PTX of the backend's IR.

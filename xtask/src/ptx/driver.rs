@@ -16,6 +16,9 @@ crate::codes! {
     DRIVER_FAILED = "KILN-0359", Machine, "the driver does not load the PTX",
         "With `--driver`, `ptx` also loads the PTX with the driver, to read how much local memory each entry \
          uses. The driver refused: the PTX is newer than it, or for another architecture.";
+    NO_CARD = "KILN-0155", Machine, "there is no card to ask",
+        "With `--driver` the PTX is loaded by the driver, to read how much local memory each entry gets from its \
+         compiler. That needs a card. Everything else works without: run it without `--driver`.";
 }
 
 /// The driver's library, as every driver package names it.
@@ -35,6 +38,20 @@ pub struct Card {
 }
 
 impl Card {
+    /// Opens the first card where it is `wanted`.
+    ///
+    /// # Errors
+    /// It is, and there is none ([`NO_CARD`]).
+    pub fn open(wanted: bool) -> Result<Option<Self>> {
+        if !wanted {
+            return Ok(None);
+        }
+        let card = Self::first().ok_or_else(|| {
+            Error::new(&NO_CARD, "there is no NVIDIA driver or no card here").hint("run without --driver")
+        })?;
+        Ok(Some(card))
+    }
+
     /// Opens the first card; `None` where there is no driver or no card.
     pub fn first() -> Option<Self> {
         // SAFETY: loading the driver runs its initialisers, as linking it would.

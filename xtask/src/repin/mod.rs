@@ -1,6 +1,7 @@
 //! What another revision of upstream would mean for PROVENANCE: its hashes, where its crates are, which carried patches
 //! still apply, which Rust it asks for; and the edit of PROVENANCE, which keeps comments and order.
 
+pub mod examine;
 pub mod prepared;
 
 use std::collections::BTreeMap;

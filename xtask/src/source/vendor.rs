@@ -11,9 +11,11 @@
 //! vendor/<key>/entry.json                    the hash of crates/, and the git sources that it stands for
 //! ```
 
+mod collect;
+mod locks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
@@ -22,13 +24,16 @@ use serde_json::json;
 use crate::base::env::Env;
 use crate::base::hash::{Sha256, TreeHash};
 use crate::machine::child;
-use crate::machine::toolchain::Toolchain;
 use crate::pins::Pin;
 use crate::report::error::{BUG, Error, Result};
 use crate::report::progress::Progress;
 use crate::source::archive::{self, Limits};
 use crate::source::nar;
 use crate::store::{Key, Kind, Store};
+
+pub use self::collect::{Collecting, collect, git_crates, hashes};
+use self::locks::Locked;
+pub use self::locks::{Locks, key};
 
 crate::codes! {
     BAD_LOCK = "KILN-0920", Machine, "a lock file cannot be read",
@@ -59,135 +64,11 @@ const CRATES: &str = "crates";
 const ARCHIVES: &str = "archives";
 const ENTRY_FILE: &str = "entry.json";
 
+/// The folder of crates from git in a bundle.
+const GIT_CRATES: &str = "git-crates";
+
 /// Cargo's name for our source.
 const SOURCE: &str = "kiln-vendor";
-
-/// The source of the public registry in lock files.
-const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
-
-/// A package of a lock file that is not a path.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Locked {
-    name: String,
-    version: String,
-    source: String,
-    checksum: Option<Sha256>,
-}
-
-impl Locked {
-    fn folder(&self) -> String {
-        format!("{}-{}", self.name, self.version)
-    }
-
-    fn is_git(&self) -> bool {
-        self.source.starts_with("git+")
-    }
-}
-
-/// The lock files of everything that is built: upstream's in the patched tree, the workspace's, the device crates'.
-#[derive(Clone, Debug)]
-pub struct Locks {
-    packages: BTreeSet<Locked>,
-    key: Key,
-}
-
-impl Locks {
-    /// Reads them. `upstream` is the folder of the patched tree's workspace.
-    ///
-    /// # Errors
-    /// [`BAD_LOCK`] or [`OTHER_REGISTRY`].
-    pub fn read(pin: &Pin, upstream: &Path, workspace: &Path) -> Result<Self> {
-        let mut packages = BTreeSet::new();
-        for path in std::iter::once(pin.source.lock.under(upstream)).chain(own_locks(workspace)) {
-            packages.extend(read_lock(&path)?);
-        }
-        Ok(Locks { packages, key: key(pin, workspace)? })
-    }
-
-    /// Upstream's lock file alone, as far as the backend is concerned.
-    ///
-    /// # Errors
-    /// As [`Locks::read`].
-    pub fn upstream(pin: &Pin, upstream: &Path, workspace: &Path) -> Result<Self> {
-        let packages = read_lock(&pin.source.lock.under(upstream))?.into_iter().collect();
-        Ok(Locks { packages, key: key(pin, workspace)? })
-    }
-
-    /// The key of the vendored crates.
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    fn git(&self) -> impl Iterator<Item = &Locked> {
-        self.packages.iter().filter(|package| package.is_git())
-    }
-}
-
-/// The lock files of this repository that exist.
-fn own_locks(workspace: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    ["Cargo.lock", "kernels/device/Cargo.lock"]
-        .map(|name| workspace.join(name))
-        .into_iter()
-        .filter(|path| path.is_file())
-}
-
-/// The key of the vendored crates for these lock files. Needs no source: PROVENANCE has the hash of upstream's.
-///
-/// # Errors
-/// A lock file cannot be read.
-pub fn key(pin: &Pin, workspace: &Path) -> Result<Key> {
-    let mut key = Key::builder("vendor", RECIPE).field("lock", &pin.source.lock_sha256.to_string());
-    for path in own_locks(workspace) {
-        key = key.field("lock", &Sha256::of(&fs::read(path)?).to_string());
-    }
-    for (name, hash) in &pin.source.git_crates {
-        key = key.field(name, &hash.to_string());
-    }
-    Ok(key.finish())
-}
-
-fn read_lock(path: &Path) -> Result<Vec<Locked>> {
-    #[derive(Deserialize)]
-    struct Lock {
-        #[serde(default)]
-        package: Vec<Package>,
-    }
-    #[derive(Deserialize)]
-    struct Package {
-        name: String,
-        version: String,
-        source: Option<String>,
-        checksum: Option<Sha256>,
-    }
-    let bad = |cause: String| {
-        Error::new(&BAD_LOCK, format!("{} is not a lock file of Cargo", path.display()))
-            .cause(cause)
-            .hint("restore it with `git checkout -- Cargo.lock kernels/device/Cargo.lock`, and run: cargo xtask setup")
-    };
-    let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-    let lock: Lock = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
-    let mut packages = Vec::new();
-    for package in lock.package {
-        let Some(source) = package.source else { continue };
-        let plain = |text: &str| {
-            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c))
-        };
-        // Both become names of files.
-        if !plain(&package.name) || !plain(&package.version) {
-            return Err(bad(format!("{:?} {:?} is no package", package.name, package.version)));
-        }
-        if source != REGISTRY && !source.starts_with("git+") {
-            return Err(Error::new(
-                &OTHER_REGISTRY,
-                format!("{} {} in {} comes from {source}", package.name, package.version, path.display()),
-            )
-            .hint("a mirror of the public registry is set by source replacement in Cargo's configuration, not in the lock file"));
-        }
-        let (name, version, checksum) = (package.name, package.version, package.checksum);
-        packages.push(Locked { name, version, source, checksum });
-    }
-    Ok(packages)
-}
 
 /// What is written beside the crates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -328,197 +209,6 @@ impl Vendored {
 /// A TOML key in quotes.
 fn quoted(key: &str) -> String {
     toml::Value::from(key.to_owned()).to_string()
-}
-
-/// What [`collect`] needs.
-pub struct Collecting<'a> {
-    /// The store, which may have the crates already.
-    pub store: &'a Store,
-    /// The pins.
-    pub pin: &'a Pin,
-    /// The workspace of the patched tree.
-    pub upstream: &'a Path,
-    /// The root of the checkout.
-    pub workspace: &'a Path,
-    /// The compiler whose Cargo is used.
-    pub toolchain: &'a Toolchain,
-    /// Nothing may be downloaded.
-    pub offline: bool,
-    /// The process environment.
-    pub env: &'a Env,
-    /// Told what happens.
-    pub progress: &'a dyn Progress,
-}
-
-/// Gathers every crate of the lock files in the new folder `into`, as `archives/` and `git-crates/`. All are verified.
-///
-/// # Errors
-/// One of [`CODES`].
-pub fn collect(locks: &Locks, into: &Path, collecting: &Collecting<'_>) -> Result<()> {
-    fs::create_dir_all(into.join(ARCHIVES))?;
-    fs::create_dir_all(into.join(GIT_CRATES))?;
-    if let Some(vendored) = find(collecting.store, collecting.pin, collecting.workspace)? {
-        vendored.verify()?;
-        for package in &locks.packages {
-            let from = vendored.folder.join(CRATES).join(package.folder());
-            if package.is_git() {
-                crate::source::copy_tree(&from, &into.join(GIT_CRATES).join(package.folder()))?;
-            } else {
-                let name = format!("{}.crate", package.folder());
-                fs::copy(vendored.folder.join(ARCHIVES).join(&name), into.join(ARCHIVES).join(&name))?;
-            }
-        }
-        return Ok(());
-    }
-    let home = child::cargo_home(collecting.env)?;
-    let mut missing = copy_archives(locks, &home, &into.join(ARCHIVES))?;
-    if !missing.is_empty() && !collecting.offline {
-        for manifest in manifests(collecting) {
-            run_cargo(&["fetch", "--locked", "--manifest-path"], &[&manifest], collecting)?;
-        }
-        missing = copy_archives(locks, &home, &into.join(ARCHIVES))?;
-    }
-    if let Some(first) = missing.first() {
-        return Err(Error::new(
-            &NO_CRATE,
-            format!(
-                "{} of {} crates are not in {}, the first is {first}",
-                missing.len(),
-                locks.packages.len(),
-                home.display()
-            ),
-        )
-        .hint("run it again without --offline"));
-    }
-    git_crates(locks, &into.join(GIT_CRATES), collecting)?;
-    for package in locks.git() {
-        check_git_crate(&into.join(GIT_CRATES).join(package.folder()), package, collecting.pin)?;
-    }
-    Ok(())
-}
-
-/// Lays every crate from git into `into`, as `cargo vendor` writes it from its checkout of the locked commit.
-///
-/// # Errors
-/// [`VENDOR_FAILED`] or [`NO_CRATE`].
-pub fn git_crates(locks: &Locks, into: &Path, collecting: &Collecting<'_>) -> Result<()> {
-    if locks.git().next().is_none() {
-        return Ok(());
-    }
-    let scratch = tempfile::Builder::new().prefix(".vendor-").tempdir_in(into)?;
-    let folder = scratch.path().join("all");
-    let manifests = manifests_with_git(collecting)?;
-    let Some((first, others)) = manifests.split_first() else { return Ok(()) };
-    let mut arguments = vec![
-        "vendor",
-        "--quiet",
-        "--locked",
-        "--versioned-dirs",
-        "--respect-source-config",
-        "--manifest-path",
-    ];
-    let mut paths = vec![first.as_path()];
-    for manifest in others {
-        // Each option is followed by its path in `run_cargo`.
-        arguments.push("--sync");
-        paths.push(manifest);
-    }
-    arguments.push("--");
-    paths.push(&folder);
-    run_cargo(&arguments, &paths, collecting)?;
-    for package in locks.git() {
-        let from = folder.join(package.folder());
-        if !from.is_dir() {
-            return Err(Error::new(&NO_CRATE, format!("cargo vendor wrote no {}", package.folder())));
-        }
-        crate::source::copy_tree(&from, &into.join(package.folder()))?;
-    }
-    Ok(())
-}
-
-/// The hash of every folder in `folder`, by its name: what PROVENANCE pins for crates from git.
-///
-/// # Errors
-/// The folder cannot be read.
-pub fn hashes(folder: &Path) -> Result<BTreeMap<String, TreeHash>> {
-    let mut hashes = BTreeMap::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type()?.is_dir() && !name.starts_with('.') {
-            hashes.insert(name, nar::hash_tree(&entry.path())?);
-        }
-    }
-    Ok(hashes)
-}
-
-/// The folder of crates from git in a bundle.
-const GIT_CRATES: &str = "git-crates";
-
-/// The manifests of the workspaces, upstream's first.
-fn manifests(collecting: &Collecting<'_>) -> Vec<PathBuf> {
-    let own = own_locks(collecting.workspace).map(|lock| lock.with_file_name("Cargo.toml"));
-    std::iter::once(collecting.upstream.join("Cargo.toml")).chain(own).collect()
-}
-
-/// Those of [`manifests`] whose lock files name a git repository.
-fn manifests_with_git(collecting: &Collecting<'_>) -> Result<Vec<PathBuf>> {
-    let mut locks = vec![collecting.pin.source.lock.under(collecting.upstream)];
-    locks.extend(own_locks(collecting.workspace));
-    let mut found = Vec::new();
-    for (manifest, lock) in manifests(collecting).into_iter().zip(locks) {
-        if read_lock(&lock)?.iter().any(Locked::is_git) {
-            found.push(manifest);
-        }
-    }
-    Ok(found)
-}
-
-/// Runs Cargo with `arguments`; each of the last `paths.len()` options is followed by its path.
-fn run_cargo(arguments: &[&str], paths: &[&Path], collecting: &Collecting<'_>) -> Result<()> {
-    let Collecting { toolchain, env, .. } = collecting;
-    let mut command: Command = child::command(toolchain.cargo(env), toolchain, env)?;
-    let plain = arguments.len() - paths.len();
-    command.args(&arguments[..plain]);
-    if collecting.offline {
-        command.arg("--offline");
-    }
-    for (option, path) in arguments[plain..].iter().zip(paths) {
-        command.arg(option).arg(path);
-    }
-    command.current_dir(collecting.workspace).stdin(Stdio::null()).stdout(Stdio::null());
-    collecting.progress.note(&format!("cargo {} for {}", arguments[0], paths[0].display()));
-    let failed = |what: String| {
-        Error::new(&VENDOR_FAILED, format!("cargo {} {what}", arguments[0]))
-            .hint("check the network, the proxy variables and the registry settings in CARGO_HOME; what is missing stands above")
-    };
-    let status = command.status().map_err(|error| failed(format!("cannot be started: {error}")))?;
-    if status.success() { Ok(()) } else { Err(failed(format!("ended with {status}"))) }
-}
-
-/// Copies the verified archives of all crates of the registry from `home`; returns what is not there.
-fn copy_archives(locks: &Locks, home: &Path, into: &Path) -> Result<Vec<String>> {
-    let mut caches = Vec::new();
-    if let Ok(entries) = fs::read_dir(home.join("registry/cache")) {
-        for entry in entries {
-            caches.push(entry?.path());
-        }
-    }
-    caches.sort();
-    let mut missing = Vec::new();
-    for package in locks.packages.iter().filter(|package| !package.is_git()) {
-        let name = format!("{}.crate", package.folder());
-        // A file of another content is passed over: Cargo fetches it again, and so do we.
-        let found = caches.iter().map(|cache| cache.join(&name)).find_map(|path| {
-            let bytes = fs::read(path).ok()?;
-            (Some(Sha256::of(&bytes)) == package.checksum).then_some(bytes)
-        });
-        match found {
-            Some(bytes) => fs::write(into.join(&name), bytes)?,
-            None => missing.push(name),
-        }
-    }
-    Ok(missing)
 }
 
 /// Verifies the crates in `from` (as [`collect`] leaves them) and lays them into the store, or returns those that are
