@@ -26,7 +26,7 @@ pub use kernel::Level;
 
 use kiln_kernels::{Arith, Host, LANES, attention, canonical, math};
 
-use super::{Backend, Wanted};
+use super::{Backend, Column, Output, Positions, Selection, Selector, SequenceId};
 use crate::error::{Error, Place, Result};
 use crate::model::{self, Activation, Block, Buffer, Config, Model, Op, Pairing};
 use attend::{Heads, QUERIES};
@@ -39,14 +39,18 @@ pub const MAX_THREADS: usize = 512;
 
 /// The largest context that can be asked for.
 pub const MAX_CONTEXT: usize = 1 << 24;
+/// The largest number of sequences that can be asked for.
+pub const MAX_SEQUENCES: usize = 1 << 12;
 /// The largest batch that can be asked for.
 pub const MAX_BATCH: usize = 1 << 14;
 
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Positions of the cache; at least 1.
+    /// Positions of the cache for each sequence; at least 1.
     pub context: usize,
+    /// Sequences that the cache holds, 1 to [`MAX_SEQUENCES`].
+    pub sequences: usize,
     /// Threads, 1 to [`MAX_THREADS`].
     pub threads: usize,
     /// Columns of a batch; at least 1.
@@ -58,9 +62,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// The fastest level, a batch of 64, no limit on memory.
+    /// One sequence, the fastest level, a batch of 64, no limit on memory.
     pub fn new(context: usize, threads: usize) -> Options {
-        Options { context, threads, batch: 64, level: Level::fastest(), memory: None }
+        Options { context, sequences: 1, threads, batch: 64, level: Level::fastest(), memory: None }
     }
 }
 
@@ -92,7 +96,8 @@ impl MemoryNeed {
         }
         let (context, batch) = (options.context as u64, options.batch as u64);
         let keys = (config.kv_heads * config.head_width) as u64;
-        let cache = context.saturating_mul(keys * 4 * config.layers as u64);
+        let positions = context.saturating_mul(options.sequences as u64);
+        let cache = positions.saturating_mul(keys * 4 * config.layers as u64);
         let queries = (config.heads * config.head_width) as u64;
         let (width, inner) = (config.width as u64, config.feed_forward as u64);
         let columns = 2 * width * 4
@@ -118,26 +123,27 @@ impl MemoryNeed {
 /// The matrices of a layer by their role.
 type Layer = [Option<Matrix>; model::Matrix::ALL.len()];
 
-/// Where the cache has its rows: halves by layer, head, position, element.
+/// Where the cache has its rows: halves by sequence, layer, head, position, element.
 #[derive(Clone, Copy)]
 struct CacheView {
+    layers: usize,
     kv_heads: usize,
     head_width: usize,
     context: usize,
 }
 
 impl CacheView {
-    /// The first element of a position's row.
-    fn row(&self, layer: usize, head: usize, position: usize) -> usize {
-        ((layer * self.kv_heads + head) * self.context + position) * self.head_width
+    /// The first element of the row of a column's position, or of one before it.
+    fn row(&self, column: &Column, layer: usize, head: usize, position: usize) -> usize {
+        let sequence = column.sequence.0 as usize;
+        let head = (sequence * self.layers + layer) * self.kv_heads + head;
+        (head * self.context + position) * self.head_width
     }
-}
 
-/// A column of a batch.
-#[derive(Clone, Copy)]
-struct Column {
-    token: u32,
-    position: usize,
+    /// Elements of a sequence.
+    fn sequence(&self) -> usize {
+        self.layers * self.kv_heads * self.context * self.head_width
+    }
 }
 
 struct ThreadScratch {
@@ -155,19 +161,21 @@ pub struct Cpu {
     head: Matrix,
     global_table: Vec<[f32; 2]>,
     local_table: Vec<[f32; 2]>,
-    /// Halves: layer, head, position, element.
+    /// As [`CacheView`] says.
     keys: Vec<u16>,
     values: Vec<u16>,
-    /// Positions that the cache holds.
-    filled: usize,
+    positions: Positions,
     residual: Vec<f32>,
     activations: Activations,
     /// By [`Buffer`].
     buffers: [Vec<f32>; Buffer::ALL.len()],
     attended: Vec<f32>,
-    columns: Vec<Column>,
     logits: Vec<f32>,
-    wanted: usize,
+    /// Columns of the batch that logits are wanted of.
+    outputs: Vec<usize>,
+    /// Columns of logits that the step has made.
+    made: usize,
+    selector: Selector,
     partials: Vec<Box<Partials>>,
     scratch: Vec<ThreadScratch>,
 }
@@ -186,6 +194,10 @@ impl Cpu {
                 "a context of {} in batches of {}, expected at most {MAX_CONTEXT} and {MAX_BATCH}",
                 options.context, options.batch
             )));
+        }
+        if options.sequences == 0 || options.sequences > MAX_SEQUENCES {
+            let problem = format!("{} sequences, expected 1 to {MAX_SEQUENCES}", options.sequences);
+            return Err(Error::Request(problem));
         }
         if options.threads == 0 || options.threads > MAX_THREADS {
             return Err(Error::Request(format!("{} threads, expected 1 to {MAX_THREADS}", options.threads)));
@@ -215,7 +227,7 @@ impl Cpu {
         let queries = config.heads * config.head_width;
         let keys = config.kv_heads * config.head_width;
         let widest = config.width.max(queries).max(config.feed_forward);
-        let cache = config.layers * keys * context;
+        let cache = options.sequences * config.layers * keys * context;
         let local_table =
             if config.local_rope.is_some() { model.rope_table(false, context) } else { Vec::new() };
         Ok(Cpu {
@@ -225,14 +237,15 @@ impl Cpu {
             local_table,
             keys: vec![0; cache],
             values: vec![0; cache],
-            filled: 0,
+            positions: Positions::new(options.sequences, context),
             residual: vec![0.0; batch * config.width],
             activations: Activations::new(batch * widest),
             buffers: Buffer::ALL.map(|buffer| vec![0.0; batch * buffer.size().of(config)]),
             attended: vec![0.0; batch * queries],
-            columns: Vec::with_capacity(batch),
             logits: vec![0.0; batch * model.vocabulary()],
-            wanted: 0,
+            outputs: Vec::with_capacity(batch),
+            made: 0,
+            selector: Selector::default(),
             partials: (0..options.threads).map(|_| Partials::boxed()).collect(),
             scratch: (0..options.threads)
                 .map(|_| ThreadScratch {
@@ -257,71 +270,41 @@ impl Cpu {
         (&self.keys, &self.values)
     }
 
-    fn check(&self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.model.vocabulary()) {
-            let problem = format!("token {token} is not in the vocabulary of {}", self.model.vocabulary());
-            return Err(Error::Request(problem));
-        }
-        if position > self.filled {
-            let problem = format!("position {position} does not follow the {} in the cache", self.filled);
-            return Err(Error::Request(problem));
-        }
-        if position.checked_add(tokens.len()).is_none_or(|end| end > self.options.context) {
-            let problem = format!(
-                "{} tokens at position {position} do not fit the context of {}",
-                tokens.len(),
-                self.options.context
-            );
-            return Err(Error::Request(problem));
-        }
-        if wanted == Wanted::All && tokens.len() > self.options.batch {
-            let problem =
-                format!("logits of {} tokens wanted, a batch holds {}", tokens.len(), self.options.batch);
-            return Err(Error::Request(problem));
-        }
-        Ok(())
+    /// The halves of a sequence in the cache, keys then values.
+    pub fn cache_of(&self, sequence: SequenceId) -> (&[u16], &[u16]) {
+        let size = self.cache_view().sequence();
+        let range = sequence.0 as usize * size..(sequence.0 as usize + 1) * size;
+        (&self.keys[range.clone()], &self.values[range])
     }
 
-    fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        let mut columns = std::mem::take(&mut self.columns);
-        columns.clear();
-        columns.extend(
-            tokens.iter().enumerate().map(|(i, token)| Column { token: *token, position: position + i }),
-        );
-        let first = match wanted {
-            Wanted::Nothing => columns.len(),
-            Wanted::Last => columns.len() - 1,
-            Wanted::All => 0,
-        };
-        let result = self.run_columns(&columns, first);
-        self.columns = columns;
-        result
-    }
-
-    /// Runs a batch, and makes logits of the columns from `first` on.
-    fn run_columns(&mut self, columns: &[Column], first: usize) -> Result<()> {
+    /// Runs a batch and adds the logits of its outputs to those that the step has made.
+    fn run_batch(&mut self, columns: &[Column]) -> Result<()> {
         self.embed(columns)?;
         for index in 0..self.layers.len() {
             self.layer(index, columns)?;
         }
-        self.wanted = columns.len() - first;
-        if self.wanted == 0 {
+        self.outputs.clear();
+        self.outputs.extend((0..columns.len()).filter(|index| columns[*index].output));
+        let count = self.outputs.len();
+        if count == 0 {
             return Ok(());
         }
         let (level, width) = (self.options.level, self.model.config.width);
-        let (residual, model, store) = (&self.residual, &self.model, &self.store);
-        self.activations.fill(level, &mut self.pool, self.wanted, width, |column, out| {
-            let x = &residual[(first + column) * width..(first + column + 1) * width];
+        let (residual, model, store, outputs) = (&self.residual, &self.model, &self.store, &self.outputs);
+        self.activations.fill(level, &mut self.pool, count, width, |output, out| {
+            let column = outputs[output];
+            let x = &residual[column * width..(column + 1) * width];
             kernel::rms_norm(level, x, &model.output_norm, model.config.epsilon, out);
         });
         let scratch = Disjoint::new(&mut self.partials);
-        let logits = &mut self.logits[..];
-        let matrices = [(&self.head, logits)];
-        multiply(store, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
         let vocabulary = self.model.vocabulary();
-        for (logits, column) in self.logits.chunks_exact(vocabulary).zip(&columns[first..]) {
-            check_finite(logits, Place::Logits, column.position)?;
+        let logits = &mut self.logits[self.made * vocabulary..];
+        let matrices = [(&self.head, &mut *logits)];
+        multiply(store, level, &mut self.pool, &scratch, &self.activations, count, matrices);
+        for (logits, output) in logits.chunks_exact(vocabulary).zip(&self.outputs) {
+            check_finite(logits, Place::Logits, columns[*output].position)?;
         }
+        self.made += count;
         Ok(())
     }
 
@@ -440,7 +423,12 @@ impl Cpu {
 
     fn cache_view(&self) -> CacheView {
         let config = &self.model.config;
-        CacheView { kv_heads: config.kv_heads, head_width: config.head_width, context: self.options.context }
+        CacheView {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_width: config.head_width,
+            context: self.options.context,
+        }
     }
 }
 
@@ -474,7 +462,8 @@ impl ByColumn<'_> {
         let (keys, values) = (Disjoint::new(keys), Disjoint::new(values));
         pool.for_each(columns.len(), 4, |_, range| {
             for index in range {
-                let position = columns[index].position;
+                let column = &columns[index];
+                let position = column.position;
                 let part = |buffer: Buffer| {
                     let size = buffer.size().of(config);
                     // SAFETY: a column's part of a buffer is its own, and each operation takes it once.
@@ -498,7 +487,7 @@ impl ByColumn<'_> {
                             let (key, value) = (part(Buffer::Key), part(Buffer::Value));
                             let heads = key.chunks_exact(head).zip(value.chunks_exact(head));
                             for (number, (key, value)) in heads.enumerate() {
-                                let start = self.view.row(self.index, number, position);
+                                let start = self.view.row(column, self.index, number, position);
                                 // SAFETY: a column's place in the cache is its own.
                                 let (keys, values) = unsafe {
                                     (keys.part(start..start + head), values.part(start..start + head))
@@ -550,7 +539,7 @@ impl Attention<'_> {
                 let at = columns[column].position;
                 let first = config.first_visible(self.index, at);
                 let visible = at + 1 - first;
-                let start = self.view.row(self.index, shared, first);
+                let start = self.view.row(&columns[column], self.index, shared, first);
                 let rows = start..start + visible * head;
                 let number = shared * group + set * QUERIES;
                 let heads = (group - set * QUERIES).min(QUERIES);
@@ -594,25 +583,35 @@ impl Backend for Cpu {
         self.model.vocabulary()
     }
 
-    fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        self.wanted = 0;
+    fn sequences(&self) -> usize {
+        self.positions.sequences()
+    }
+
+    fn preferred_columns(&self) -> usize {
+        self.options.batch
+    }
+
+    fn step(&mut self, columns: &[Column], selection: Selection) -> Result<Output<'_>> {
+        self.made = 0;
         if self.pool.is_poisoned() {
             return Err(Error::Poisoned);
         }
-        self.check(tokens, position, wanted)?;
-        // A step that fails leaves its positions half written: they do not count.
-        self.filled = position;
-        let last = tokens.len().div_ceil(self.options.batch);
-        for (number, batch) in tokens.chunks(self.options.batch).enumerate() {
-            let wanted = if number + 1 == last { wanted } else { Wanted::Nothing };
-            self.run_batch(batch, self.filled, wanted)?;
-            self.filled += batch.len();
+        let vocabulary = self.model.vocabulary();
+        self.positions.check(columns, selection, vocabulary, self.options.batch)?;
+        self.positions.begin(columns);
+        for batch in columns.chunks(self.options.batch) {
+            if let Err(error) = self.run_batch(batch) {
+                self.made = 0;
+                return Err(error);
+            }
+            self.positions.advance(batch);
         }
-        Ok(())
+        let logits = &self.logits[..self.made * vocabulary];
+        Ok(self.selector.select(logits, vocabulary, selection))
     }
 
     fn logits(&self) -> &[f32] {
-        &self.logits[..self.wanted * self.model.vocabulary()]
+        &self.logits[..self.made * self.model.vocabulary()]
     }
 
     fn weight_bytes(&self) -> u64 {
