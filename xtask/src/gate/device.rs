@@ -42,7 +42,7 @@ static BINARY: &[Binary] = &[
     },
     Binary {
         name: "device/kquant",
-        about: "row products of every type, in all their forms, have the bits of the plain walk",
+        about: "row products of every type, in all their forms, have the bits of the reference dot product",
         arguments: &["gate", "kquant"],
         defect: "a bit of a scale changed on the card",
         defect_arguments: &["--plant", "scale-bit"],
@@ -50,7 +50,7 @@ static BINARY: &[Binary] = &[
     },
     Binary {
         name: "device/kquant-fused",
-        about: "rows with their norm, quantising or activation in one launch have the bits of the plain walks",
+        about: "rows with their norm, quantising or activation in one launch have the bits of the reference dot product",
         arguments: &["gate", "kquant-fused"],
         defect: "a bit of a norm's weight changed on the card",
         defect_arguments: &["--plant", "norm-bit"],
@@ -58,7 +58,7 @@ static BINARY: &[Binary] = &[
     },
     Binary {
         name: "device/kquant-selected",
-        about: "rows and tiles of selected experts have the bits of the plain walk",
+        about: "rows and tiles of selected experts have the bits of the reference dot product",
         arguments: &["gate", "kquant-selected"],
         defect: "two selected experts exchanged",
         defect_arguments: &["--plant", "slot-order"],

@@ -170,7 +170,7 @@ fn starts_without_driver(world: &World<'_>, defect: Defect) -> Result<Outcome> {
     let mut command = std::process::Command::new(&built.binary);
     command.arg("selftest").stdin(Stdio::null());
     if defect == Defect::Seeded {
-        command.args(["--plant", "lane-order"]);
+        command.args(["--seed-defect", "lane-order"]);
     }
     match process::output(&mut command, SELFTEST_LIMIT) {
         Ok(output) if output.status.success() => {

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::ptx::listing::Listing;
 
-    const REAL: &str = include_str!("../../tests/fixtures/ptx/walk_sm_90_llc22.ptx");
+    const REAL: &str = include_str!("../../tests/fixtures/ptx/dot_product_sm_90_llc22.ptx");
 
     fn changed(from: &str, to: &str) -> String {
         assert!(REAL.contains(from), "{from}");

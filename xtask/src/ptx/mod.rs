@@ -372,7 +372,7 @@ mod tests {
     use proptest::prelude::*;
 
     const LEAK: &str = "k.ptx uses llvm.nvvm.made.up, which is left as a function: llc-22 22.1.8 does not know that intrinsic";
-    const GOOD: &str = include_str!("../../tests/fixtures/ptx/walk_sm_90_llc22.ptx");
+    const GOOD: &str = include_str!("../../tests/fixtures/ptx/dot_product_sm_90_llc22.ptx");
 
     fn expect(arch: &str) -> Expectation {
         Expectation { arch: arch.parse().unwrap(), contraction_off: true }

@@ -176,7 +176,7 @@ fn text_of(path: &Path) -> Result<String> {
 mod tests {
     use super::*;
 
-    const REAL: &str = include_str!("../../tests/fixtures/ptx/walk_sm_90_llc22.ptx");
+    const REAL: &str = include_str!("../../tests/fixtures/ptx/dot_product_sm_90_llc22.ptx");
 
     #[test]
     fn a_build_is_found_in_its_folder_and_two_are_ambiguous() {

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const REAL: &str = include_str!("../../../tests/fixtures/ptx/walk_sm_90_llc22.ptx");
+const REAL: &str = include_str!("../../../tests/fixtures/ptx/dot_product_sm_90_llc22.ptx");
 
 /// Two entries, a shared function with a counter in every generated name, and a table in memory.
 fn module(first: usize) -> String {

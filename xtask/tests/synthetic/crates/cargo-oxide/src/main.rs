@@ -54,14 +54,14 @@ fn main() {
     fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A self-test and gates that fail with a planted defect.
+/// A self-test and gates that fail with a seeded defect.
 const KILN: &str = r#"#!/bin/sh
 echo "kiln $*"
 case $1,$* in
-gate,*--plant*) echo "$2      RED    1 of 5 differ (0.0 s)"; echo "DONE total=1 red=1 skipped=0 wall=0.0"; exit 1 ;;
+gate,*--plant*|gate,*--seed-defect*) echo "$2      RED    1 of 5 differ (0.0 s)"; echo "DONE total=1 red=1 skipped=0 wall=0.0"; exit 1 ;;
 gate,*) echo "$2      green  5 compared (0.0 s)"; echo "DONE total=1 red=0 skipped=0 wall=0.0"; exit 0 ;;
 esac
-case " $* " in *" --plant "*) echo "5 compared, 1 failed"; exit 1 ;; esac
+case " $* " in *" --plant "*|*" --seed-defect "*) echo "5 compared, 1 failed"; exit 1 ;; esac
 echo "5 compared, 0 failed"
 "#;
 
