@@ -60,7 +60,7 @@ impl Sampler {
     }
 
     /// Whether the next token is always [`best`] of the logits, so that nobody need look at the others.
-    pub fn takes_best(&self) -> bool {
+    pub fn is_greedy(&self) -> bool {
         self.settings.temperature <= 0.0 && self.settings.repeat_penalty == 1.0
     }
 
@@ -69,7 +69,7 @@ impl Sampler {
     /// Steps as in llama.cpp: penalty, top-k, top-p, min-p, temperature. Tokens of equal logits count by their number.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> u32 {
         let Settings { temperature, top_k, top_p, min_p, .. } = self.settings;
-        if self.takes_best() {
+        if self.is_greedy() {
             return best(logits);
         }
         self.candidates.clear();
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn only_greedy_sampling_without_a_penalty_takes_the_best() {
         let takes = |temperature, repeat_penalty| {
-            Sampler::new(Settings { temperature, repeat_penalty, ..ALL }).takes_best()
+            Sampler::new(Settings { temperature, repeat_penalty, ..ALL }).is_greedy()
         };
         assert!(takes(0.0, 1.0) && takes(-1.0, 1.0));
         assert!(!takes(0.0, 1.1) && !takes(0.8, 1.0) && !takes(f32::NAN, 1.0));

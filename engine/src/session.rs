@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::backend::{Backend, Wanted};
+use crate::backend::{Backend, Column, Selection, SequenceId, Wanted};
 use crate::error::{Error, Result};
 use crate::sample::Sampler;
 use crate::tokenizer::{TextStream, Tokenizer};
@@ -43,16 +43,24 @@ pub struct Session {
     backend: Box<dyn Backend>,
     tokens: Vec<u32>,
     evaluated: usize,
-    /// The best next token, if the last step chose it and may have left no logits.
+    /// The next token, if the last step selected it and may have left no logits.
     next: Option<u32>,
     /// Whether the last token is not run only because a limit was reached with it.
     reached_limit: bool,
+    columns: Vec<Column>,
 }
 
 impl Session {
     /// An empty text.
     pub fn new(backend: Box<dyn Backend>) -> Session {
-        Session { backend, tokens: Vec::new(), evaluated: 0, next: None, reached_limit: false }
+        Session {
+            backend,
+            tokens: Vec::new(),
+            evaluated: 0,
+            next: None,
+            reached_limit: false,
+            columns: Vec::new(),
+        }
     }
 
     /// The tokens so far.
@@ -94,11 +102,14 @@ impl Session {
         self.evaluated = start;
         self.next = None;
         self.reached_limit = false;
-        let batch = self.backend.batch_size();
+        let batch = self.backend.preferred_columns().max(1);
         while self.evaluated < tokens.len() {
             let end = tokens.len().min(self.evaluated + batch);
             let wanted = if end == tokens.len() { Wanted::Last } else { Wanted::Nothing };
-            self.backend.run(&tokens[self.evaluated..end], self.evaluated, wanted)?;
+            self.columns.clear();
+            let part = &tokens[self.evaluated..end];
+            self.columns.extend(Column::of(SequenceId(0), part, self.evaluated, wanted));
+            self.backend.step(&self.columns, Selection::Logits)?;
             self.evaluated = end;
             if proceed(end - start).is_break() {
                 break;
@@ -153,10 +164,10 @@ impl Session {
                 break Stop::Limit;
             }
             self.next = None;
-            if sampler.takes_best() {
-                self.next = Some(self.backend.run_best(token, self.evaluated)?);
+            if sampler.is_greedy() {
+                self.next = Some(self.backend.run_greedy(token, self.evaluated)?);
             } else {
-                self.backend.run(&[token], self.evaluated, Wanted::Last)?;
+                self.logits_of(token, self.evaluated)?;
             }
             self.evaluated += 1;
         };
@@ -164,15 +175,20 @@ impl Session {
         Ok(Outcome { tokens: made, stop })
     }
 
+    fn logits_of(&mut self, token: u32, position: usize) -> Result<()> {
+        let column = Column { token, sequence: SequenceId(0), position, output: true };
+        self.backend.step(&[column], Selection::Logits).map(drop)
+    }
+
     /// The next token: the one that the backend chose, or the sampler's choice.
     fn choose(&mut self, sampler: &mut Sampler) -> Result<u32> {
         if let Some(next) = self.next {
-            if sampler.takes_best() {
+            if sampler.is_greedy() {
                 return Ok(next);
             }
             // Another sampler than the one before: it needs the logits.
             let last = self.evaluated - 1;
-            self.backend.run(&[self.tokens[last]], last, Wanted::Last)?;
+            self.logits_of(self.tokens[last], last)?;
             self.next = None;
         }
         Ok(sampler.sample(self.backend.logits(), &self.tokens))
@@ -182,6 +198,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Output;
     use crate::backend::cpu::{Cpu, Options};
     use crate::model::Model;
     use crate::sample::Settings;
@@ -206,17 +223,18 @@ mod tests {
         fn vocabulary(&self) -> usize {
             self.cpu.vocabulary()
         }
-        fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-            self.kept = false;
-            self.cpu.run(tokens, position, wanted)
+        fn sequences(&self) -> usize {
+            self.cpu.sequences()
+        }
+        fn preferred_columns(&self) -> usize {
+            self.cpu.preferred_columns()
+        }
+        fn step(&mut self, columns: &[Column], selection: Selection) -> Result<Output<'_>> {
+            self.kept = self.silent && selection == Selection::Greedy;
+            self.cpu.step(columns, selection)
         }
         fn logits(&self) -> &[f32] {
             if self.kept { &[] } else { self.cpu.logits() }
-        }
-        fn run_best(&mut self, token: u32, position: usize) -> Result<u32> {
-            let best = self.cpu.run_best(token, position)?;
-            self.kept = self.silent;
-            Ok(best)
         }
         fn weight_bytes(&self) -> u64 {
             self.cpu.weight_bytes()

@@ -6,6 +6,7 @@ use kiln_engine::quant;
 #[test]
 fn every_type_decodes_to_the_golden_values() {
     let file = Gguf::from_vec("types.gguf", include_bytes!("fixtures/types.gguf").to_vec()).expect("a file");
+    assert_eq!(file.tensors().len(), 2 * TensorType::ALL.len(), "the values of each type, and no others");
     for kind in TensorType::ALL {
         let tensor = &file.tensors()[&kind.to_string()];
         assert_eq!(tensor.kind, kind);

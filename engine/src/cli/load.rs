@@ -96,6 +96,7 @@ impl LoadArguments {
         let started = Instant::now();
         let options = LoadOptions {
             context,
+            sequences: 1,
             threads: self.thread_count(),
             batch: self.batch_size,
             memory: memory::available(),
@@ -139,6 +140,7 @@ impl LoadArguments {
         };
         let options = Options {
             context: options.context,
+            sequences: options.sequences,
             threads: options.threads,
             batch: options.batch,
             memory: options.memory,

@@ -53,7 +53,7 @@ pub(super) fn inspect(arguments: &InspectArguments, out: &mut dyn Write) -> Resu
         }
     }
     match Model::from_gguf(file) {
-        Ok(model) => writeln!(out, "runs here as {}", model.config.architecture)?,
+        Ok(model) => writeln!(out, "runs here as {}", model.config.spec)?,
         Err(error) => writeln!(out, "does not run here: {error}")?,
     }
     Ok(())

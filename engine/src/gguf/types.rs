@@ -76,6 +76,15 @@ macro_rules! define {
                 }
             }
 
+            /// The largest magnitudes of a quant and of an integer factor, as the row has them.
+            #[cfg(test)]
+            const fn integer_limits(self) -> Option<(i32, i32)> {
+                match self {
+                    $(TensorType::$float => None,)+
+                    $(TensorType::$block => Some(($quant, $factor)),)+
+                }
+            }
+
             /// Hands the type's unpacker to `visitor`; `None` for float types.
             #[inline]
             pub fn visit<V: BlockVisitor>(self, visitor: V) -> Option<V::Output> {
@@ -251,5 +260,73 @@ impl fmt::Display for Value {
             Value::Strings(values) => list(f, values),
             Value::Arrays(values) => write!(f, "[{} arrays]", values.len()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use kiln_kernels::{Arith, Host};
+
+    use super::*;
+    use crate::rng::SplitMix64;
+
+    #[test]
+    fn numbers_and_names_are_each_type_s_own() {
+        let numbers: BTreeSet<u32> = TensorType::ALL.iter().map(|kind| kind.number()).collect();
+        let names: BTreeSet<&str> = TensorType::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!((numbers.len(), names.len()), (COUNT, COUNT));
+        assert!(TensorType::ALL.is_sorted_by_key(|kind| kind.number()));
+        for kind in TensorType::ALL {
+            assert_eq!(TensorType::from_number(kind.number()), Some(kind));
+            assert_eq!(kind.to_string(), kind.name());
+        }
+        assert_eq!(TensorType::from_number(u32::MAX), None);
+    }
+
+    #[test]
+    fn the_documentation_lists_every_type() {
+        let page = include_str!("../../../docs/engine.md");
+        let line = page.lines().find_map(|line| line.strip_prefix("- **Types**: ")).expect("a list");
+        let listed: BTreeSet<&str> = line.trim_end_matches('.').split(", ").collect();
+        assert_eq!(listed, TensorType::ALL.iter().map(|kind| kind.name()).collect());
+    }
+
+    /// The limits and places of a row against what its unpacker makes of random blocks. The limits are reached, so that a row
+    /// that claims too much fails as well.
+    #[test]
+    fn every_unpacker_keeps_and_reaches_the_limits_of_its_row() {
+        struct Check(SplitMix64);
+        impl BlockVisitor for Check {
+            type Output = ();
+            fn visit<B: Blocks>(mut self, kind: TensorType) {
+                let (quant_limit, factor_limit) = kind.integer_limits().expect("quantised");
+                let (scale_at, min_at) = kind.half_places().expect("quantised");
+                let (mut largest_quant, mut largest_factor) = (0, 0);
+                for _ in 0..2000 {
+                    let mut block: Vec<u8> = (0..B::BYTES).map(|_| self.0.bits() as u8).collect();
+                    // 1.5 and 2.5, as halves.
+                    block[scale_at..scale_at + 2].copy_from_slice(&0x3e00u16.to_le_bytes());
+                    if let Some(min_at) = min_at {
+                        block[min_at..min_at + 2].copy_from_slice(&0x4100u16.to_le_bytes());
+                    }
+                    for index in 0..B::BLOCK / blocks::PART {
+                        let part = B::part(Host, &block, index);
+                        assert_eq!(part.scale, Host.f16_to_f32(0x3e00), "the scale's place in {kind}");
+                        let min = if min_at.is_some() { Host.f16_to_f32(0x4100) } else { 0.0 };
+                        assert_eq!(part.min.abs(), min, "the minimum's place in {kind}");
+                        let quants = part.quants.iter().map(|quant| i32::from(*quant).abs());
+                        largest_quant = quants.fold(largest_quant, i32::max);
+                        let factors = part.factors.iter().chain(&part.min_factors).map(|factor| factor.abs());
+                        largest_factor = factors.fold(largest_factor, i32::max);
+                    }
+                }
+                assert_eq!((largest_quant, largest_factor), (quant_limit, factor_limit), "{kind}");
+            }
+        }
+        let checked =
+            TensorType::ALL.iter().filter(|kind| kind.visit(Check(SplitMix64::new(7))).is_some()).count();
+        assert_eq!(checked, TensorType::ALL.iter().filter(|kind| kind.is_quantised()).count());
     }
 }

@@ -2,41 +2,10 @@
 
 use std::fmt;
 
+use super::architectures;
+use super::spec::{EmbeddingScale, Spec};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-
-/// A family of models that the engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Architecture {
-    /// Llama 1 to 3 and what is built like them.
-    Llama,
-    /// Qwen2: biases on query, key and value.
-    Qwen2,
-    /// Qwen3: query and key are normalised in each head.
-    Qwen3,
-    /// Gemma3, text only: norms after each block, local and global layers.
-    Gemma3,
-}
-
-impl Architecture {
-    const ALL: [Architecture; 4] =
-        [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3, Architecture::Gemma3];
-
-    fn name(self) -> &'static str {
-        match self {
-            Architecture::Llama => "llama",
-            Architecture::Qwen2 => "qwen2",
-            Architecture::Qwen3 => "qwen3",
-            Architecture::Gemma3 => "gemma3",
-        }
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +39,8 @@ pub enum Activation {
 /// The shape of a model. All sizes are checked: none is zero, and products fit memory arithmetic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The family.
-    pub architecture: Architecture,
+    /// The architecture.
+    pub spec: &'static Spec,
     /// Layers.
     pub layers: usize,
     /// Elements of the residual stream.
@@ -118,13 +87,11 @@ impl Config {
         let name = file
             .string("general.architecture")?
             .ok_or_else(|| Error::Model(format!("{} has no general.architecture", file.name())))?;
-        let architecture =
-            Architecture::ALL.into_iter().find(|known| known.name() == name).ok_or_else(|| {
-                let supported = Architecture::ALL.map(Architecture::name).join(", ");
-                Error::Model(format!("architecture {name:?} is not supported; these are: {supported}"))
-            })?;
+        let spec = architectures::ALL.into_iter().find(|spec| spec.name == name).ok_or_else(|| {
+            let supported = architectures::ALL.map(|spec| spec.name).join(", ");
+            Error::Model(format!("architecture {name:?} is not supported; these are: {supported}"))
+        })?;
         let keys = Keys { file, prefix: name };
-        let gemma = architecture == Architecture::Gemma3;
         let layers = keys.size("block_count")?;
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
@@ -166,16 +133,20 @@ impl Config {
             return Err(Error::Model(format!("rope.freq_base is {base} and the norms' epsilon {epsilon}")));
         }
         let rope = Rope { dimensions, base, scale: keys.rope_scale()? };
-        let local_base = keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
-        let local_rope = gemma.then_some(Rope { dimensions, base: local_base, scale: 1.0 });
-        let window = match keys.optional_size("attention.sliding_window")? {
-            Some(window) if gemma => window,
-            _ => usize::MAX,
-        };
-        // The largest Gemma 3 alone scales by the width that a head would have without its own key length.
-        let scaled_width = if gemma && layers == 62 { width / heads } else { head_width };
+        let (mut local_rope, mut window, mut global_every) = (None, usize::MAX, 1);
+        // An architecture without local layers ignores the keys of a window, as its reference does.
+        let stated_window = keys.optional_size("attention.sliding_window")?;
+        let stated_base = keys.float("rope.freq_base_swa")?;
+        if let Some(local) = spec.local {
+            let base = stated_base.unwrap_or(local.rope_base);
+            local_rope = Some(Rope { dimensions, base, scale: 1.0 });
+            window = stated_window.unwrap_or(usize::MAX);
+            global_every =
+                keys.optional_size("attention.sliding_window_pattern")?.unwrap_or(local.global_every);
+        }
+        let scaled_width = if spec.scores_by_width_at == Some(layers) { width / heads } else { head_width };
         Ok(Config {
-            architecture,
+            spec,
             layers,
             width,
             heads,
@@ -184,18 +155,17 @@ impl Config {
             feed_forward: keys.size("feed_forward_length")?,
             trained_context: keys.size("context_length")?,
             epsilon: epsilon as f32,
-            pairing: if architecture == Architecture::Llama { Pairing::Adjacent } else { Pairing::Halves },
+            pairing: spec.pairing,
             rope,
             local_rope,
             window,
-            global_every: if gemma {
-                keys.optional_size("attention.sliding_window_pattern")?.unwrap_or(6)
-            } else {
-                1
-            },
+            global_every,
             attention_scale: (1.0 / (scaled_width as f64).sqrt()) as f32,
-            embedding_scale: if gemma { (width as f64).sqrt() as f32 } else { 1.0 },
-            activation: if gemma { Activation::GeluTanh } else { Activation::Silu },
+            embedding_scale: match spec.embedding_scale {
+                EmbeddingScale::One => 1.0,
+                EmbeddingScale::RootOfWidth => (width as f64).sqrt() as f32,
+            },
+            activation: spec.activation,
         })
     }
 

@@ -1,50 +1,59 @@
 //! A model file: its shape, and each tensor that the shape asks for, checked before anything is loaded.
 
+pub mod architectures;
 mod config;
+pub mod dense;
+pub mod spec;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use kiln_kernels::math;
 
-pub use config::{Activation, Architecture, Config, Pairing, Rope};
+pub use config::{Activation, Config, Pairing, Rope};
+pub use spec::{Block, Buffer, Matrix, Op, Vector};
 
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor, TensorType};
 use crate::quant;
 
-/// The tensors of a layer.
+/// A layer: what it does, and the tensors for it.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// Norm before attention.
-    pub attention_norm: Vec<f32>,
-    /// Query rows: `heads * head_width` by `width`.
-    pub query: Tensor,
-    /// Key rows: `kv_heads * head_width` by `width`.
-    pub key: Tensor,
-    /// Value rows: `kv_heads * head_width` by `width`.
-    pub value: Tensor,
-    /// Added to the queries.
-    pub query_bias: Option<Vec<f32>>,
-    /// Added to the keys.
-    pub key_bias: Option<Vec<f32>>,
-    /// Added to the values.
-    pub value_bias: Option<Vec<f32>>,
-    /// Norm of each query head.
-    pub query_norm: Option<Vec<f32>>,
-    /// Norm of each key head.
-    pub key_norm: Option<Vec<f32>>,
-    /// Output rows: `width` by `heads * head_width`.
-    pub output: Tensor,
-    /// Norm of what attention adds.
-    pub post_attention_norm: Option<Vec<f32>>,
-    /// Norm before the feed-forward block.
-    pub feed_forward_norm: Vec<f32>,
-    /// Gate rows: `feed_forward` by `width`.
-    pub gate: Tensor,
-    /// Up rows: `feed_forward` by `width`.
-    pub up: Tensor,
-    /// Down rows: `width` by `feed_forward`.
-    pub down: Tensor,
-    /// Norm of what the feed-forward block adds.
-    pub post_feed_forward_norm: Option<Vec<f32>>,
+    ops: Vec<Op>,
+    matrices: [Option<Tensor>; Matrix::ALL.len()],
+    vectors: [Option<Vec<f32>>; Vector::ALL.len()],
+}
+
+impl Layer {
+    /// The operations in order; all that they take is there.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// A matrix, if an operation takes it.
+    pub fn matrix(&self, matrix: Matrix) -> Option<&Tensor> {
+        self.matrices[matrix as usize].as_ref()
+    }
+
+    /// All matrices that operations take.
+    pub fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+        self.matrices.iter().flatten()
+    }
+
+    /// The vector of one of the layer's own operations.
+    ///
+    /// # Panics
+    /// No operation of the layer takes it.
+    pub fn weight(&self, vector: Vector) -> &[f32] {
+        let Some(values) = self.vector(vector) else { panic!("no operation of the layer takes {vector:?}") };
+        values
+    }
+
+    /// A vector, if an operation takes it.
+    pub fn vector(&self, vector: Vector) -> Option<&[f32]> {
+        self.vectors[vector as usize].as_deref()
+    }
 }
 
 /// A checked model file. Cheap to clone: the bytes are shared.
@@ -79,7 +88,7 @@ impl Model {
 
     fn read(file: Gguf) -> Result<Model> {
         let config = Config::from_gguf(&file)?;
-        let tensors = Tensors { file: &file };
+        let tensors = Tensors { file: &file, used: RefCell::default() };
         let embedding = tensors.any("token_embd.weight")?.clone();
         let vocabulary = embedding.rows();
         tensors.matrix("token_embd.weight", vocabulary, config.width)?;
@@ -107,6 +116,7 @@ impl Model {
                 "rope_freqs.weight holds a factor that is not a positive number".into(),
             ));
         }
+        tensors.check_unused()?;
         Ok(Model { config, embedding, layers, output_norm, head, frequency_factors, file })
     }
 
@@ -146,44 +156,56 @@ impl Model {
 }
 
 fn layer(tensors: &Tensors<'_>, config: &Config, index: usize) -> Result<Layer> {
-    let name = |part: &str| format!("blk.{index}.{part}");
-    let matrix = |part: &str, rows, columns| tensors.matrix(&name(part), rows, columns);
-    let vector = |part: &str, len| tensors.vector(&name(part), len);
-    let optional = |part: &str, len| match tensors.optional(&name(part)) {
-        Some(_) => vector(part, len).map(Some),
-        None => Ok(None),
-    };
-    let required = |part: &str, len, when: bool| if when { vector(part, len).map(Some) } else { Ok(None) };
-    let (width, head) = (config.width, config.head_width);
-    let (queries, keys) = (config.heads * head, config.kv_heads * head);
-    let head_norms = matches!(config.architecture, Architecture::Qwen3 | Architecture::Gemma3);
-    let post_norms = config.architecture == Architecture::Gemma3;
-    Ok(Layer {
-        attention_norm: vector("attn_norm.weight", width)?,
-        query: matrix("attn_q.weight", queries, width)?,
-        key: matrix("attn_k.weight", keys, width)?,
-        value: matrix("attn_v.weight", keys, width)?,
-        query_bias: optional("attn_q.bias", queries)?,
-        key_bias: optional("attn_k.bias", keys)?,
-        value_bias: optional("attn_v.bias", keys)?,
-        query_norm: required("attn_q_norm.weight", head, head_norms)?,
-        key_norm: required("attn_k_norm.weight", head, head_norms)?,
-        output: matrix("attn_output.weight", width, queries)?,
-        post_attention_norm: required("post_attention_norm.weight", width, post_norms)?,
-        feed_forward_norm: vector("ffn_norm.weight", width)?,
-        gate: matrix("ffn_gate.weight", config.feed_forward, width)?,
-        up: matrix("ffn_up.weight", config.feed_forward, width)?,
-        down: matrix("ffn_down.weight", width, config.feed_forward)?,
-        post_feed_forward_norm: required("post_ffw_norm.weight", width, post_norms)?,
+    let mut layer = Layer { ops: Vec::new(), matrices: Default::default(), vectors: Default::default() };
+    for op in config.spec.layer {
+        if let Some(role) = op.vector() {
+            let (name, len) = role.tensor();
+            let name = format!("blk.{index}.{name}");
+            if config.spec.optional.contains(&role) && tensors.optional(&name).is_none() {
+                continue;
+            }
+            layer.vectors[role as usize] = Some(tensors.vector(&name, len.of(config))?);
+        }
+        for role in op.matrices() {
+            let (name, rows, columns) = role.tensor();
+            let tensor =
+                tensors.matrix(&format!("blk.{index}.{name}"), rows.of(config), columns.of(config))?;
+            layer.matrices[role as usize] = Some(tensor);
+        }
+        layer.ops.push(*op);
+    }
+    Ok(layer)
+}
+
+/// Tensors of a layer that files hold and no operation needs: tables that converters once stored and that are computed
+/// from the metadata.
+const HARMLESS: [&str; 2] = ["rope_freqs.weight", "attn_rot_embd.weight"];
+
+/// Whether a tensor is `blk.N.` and one of [`HARMLESS`]. The model's own `rope_freqs.weight` is none: it is used.
+fn is_harmless(name: &str) -> bool {
+    name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')).is_some_and(|(layer, tensor)| {
+        layer.bytes().all(|byte| byte.is_ascii_digit()) && HARMLESS.contains(&tensor)
     })
 }
 
 struct Tensors<'a> {
     file: &'a Gguf,
+    /// The names that were asked for.
+    used: RefCell<BTreeSet<String>>,
 }
 
 impl Tensors<'_> {
+    /// A tensor that nothing uses means that the model computes something else than its file says.
+    fn check_unused(&self) -> Result<()> {
+        let used = self.used.borrow();
+        match self.file.tensors().keys().find(|name| !used.contains(*name) && !is_harmless(name)) {
+            Some(name) => Err(Error::Model(format!("tensor {name} is not used by this architecture"))),
+            None => Ok(()),
+        }
+    }
+
     fn optional(&self, name: &str) -> Option<&Tensor> {
+        self.used.borrow_mut().insert(name.to_string());
         self.file.tensors().get(name)
     }
 

@@ -7,9 +7,9 @@
 mod best;
 
 use cuda_core::{CudaFunction, DeviceBuffer, PinnedHostBuffer, memory};
-use kiln_engine::backend::{Backend, LoadOptions, Wanted};
+use kiln_engine::backend::{Backend, Column, LoadOptions, Output, Positions, Selection, Selector, Wanted};
 use kiln_engine::error::{Error, Place};
-use kiln_engine::model::{Activation, Model, Pairing};
+use kiln_engine::model::{self, Activation, Model, Pairing, dense};
 
 use crate::gpu::{Gpu, Graph, Result};
 use crate::heads::HEAD_THREADS;
@@ -44,9 +44,7 @@ impl MemoryNeed {
             weights += upload::packed_bytes(&model.embedding);
         }
         for layer in &model.layers {
-            for tensor in
-                [&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down]
-            {
+            for tensor in layer.matrices() {
                 weights = weights.saturating_add(upload::packed_bytes(tensor));
             }
         }
@@ -58,7 +56,8 @@ impl MemoryNeed {
         let table = options.context as u64 * 4 * config.rope.dimensions as u64 * tables;
         MemoryNeed {
             weights,
-            cache: (4 * config.layers * sizes.keys) as u64 * options.context as u64,
+            cache: ((4 * config.layers * sizes.keys) as u64 * options.context as u64)
+                .saturating_mul(options.sequences as u64),
             buffers: columns.saturating_add(logits).saturating_add(table),
         }
     }
@@ -220,7 +219,7 @@ pub struct Cuda {
     output_norm: DeviceBuffer<f32>,
     global_angles: DeviceBuffer<f32>,
     local_angles: DeviceBuffer<f32>,
-    /// Halves: layer, head, position, element.
+    /// Halves: sequence, layer, head, position, element.
     keys: DeviceBuffer<u16>,
     values: DeviceBuffer<u16>,
     /// The first position, then tokens.
@@ -239,9 +238,15 @@ pub struct Cuda {
     host_state: PinnedHostBuffer<u32>,
     host_fault: PinnedHostBuffer<u32>,
     host_logits: PinnedHostBuffer<f32>,
-    filled: usize,
+    positions: Positions,
     wanted: usize,
-    step: Option<Graph>,
+    /// Logits of all pieces, if a step has several pieces with outputs.
+    gathered: Vec<f32>,
+    selector: Selector,
+    /// The sequence whose place in the cache is launched with.
+    sequence: usize,
+    /// A graph for each sequence.
+    steps: Vec<Option<Graph>>,
     best: best::Best,
     /// How many rows of each part of the gated pair are ready: zeros between launches.
     ready: DeviceBuffer<u32>,
@@ -261,14 +266,18 @@ impl Cuda {
     /// # Errors
     /// There is no such card, or the model does not fit it, with the terms.
     pub fn load(index: usize, model: Model, options: &LoadOptions) -> Result<Cuda> {
-        if options.context == 0 || options.batch == 0 {
-            return Err("the context and the batch must be at least 1".into());
+        if options.context == 0 || options.batch == 0 || options.sequences == 0 {
+            return Err("the context, the batch and the sequences must be at least 1".into());
         }
         let config = &model.config;
         if !config.head_width.is_multiple_of(8) {
             return Err(
                 format!("heads of {} elements: a card takes multiples of 8", config.head_width).into()
             );
+        }
+        for (number, layer) in model.layers.iter().enumerate() {
+            let refused = |problem: String| format!("{} on a card: layer {number}: {problem}", config.spec);
+            dense::check(layer.ops()).map_err(refused)?;
         }
         let gpu = Gpu::open(index)?;
         let need = MemoryNeed::of(&model, options);
@@ -282,26 +291,28 @@ impl Cuda {
         let stream = &gpu.stream;
         let matrix = |tensor| upload::upload(stream, &model.file, tensor, options.threads);
         let vector = |values: &[f32]| -> Result<_> { Ok(DeviceBuffer::from_host(stream, values)?) };
-        let optional = |values: &Option<Vec<f32>>| values.as_deref().map(vector).transpose();
         let mut layers = Vec::with_capacity(model.layers.len());
         for layer in &model.layers {
+            use model::{Matrix, Vector};
+            let matrix = |role| layer.matrix(role).map(matrix).expect("the form has all matrices");
+            let optional = |role| layer.vector(role).map(vector).transpose();
             layers.push(Layer {
-                query: matrix(&layer.query)?,
-                key: matrix(&layer.key)?,
-                value: matrix(&layer.value)?,
-                output: matrix(&layer.output)?,
-                gate: matrix(&layer.gate)?,
-                up: matrix(&layer.up)?,
-                down: matrix(&layer.down)?,
-                attention_norm: vector(&layer.attention_norm)?,
-                feed_forward_norm: vector(&layer.feed_forward_norm)?,
-                query_bias: optional(&layer.query_bias)?,
-                key_bias: optional(&layer.key_bias)?,
-                value_bias: optional(&layer.value_bias)?,
-                query_norm: optional(&layer.query_norm)?,
-                key_norm: optional(&layer.key_norm)?,
-                post_attention_norm: optional(&layer.post_attention_norm)?,
-                post_feed_forward_norm: optional(&layer.post_feed_forward_norm)?,
+                query: matrix(Matrix::Query)?,
+                key: matrix(Matrix::Key)?,
+                value: matrix(Matrix::Value)?,
+                output: matrix(Matrix::Output)?,
+                gate: matrix(Matrix::Gate)?,
+                up: matrix(Matrix::Up)?,
+                down: matrix(Matrix::Down)?,
+                attention_norm: vector(layer.weight(Vector::AttentionNorm))?,
+                feed_forward_norm: vector(layer.weight(Vector::FeedForwardNorm))?,
+                query_bias: optional(Vector::QueryBias)?,
+                key_bias: optional(Vector::KeyBias)?,
+                value_bias: optional(Vector::ValueBias)?,
+                query_norm: optional(Vector::QueryNorm)?,
+                key_norm: optional(Vector::KeyNorm)?,
+                post_attention_norm: optional(Vector::PostAttentionNorm)?,
+                post_feed_forward_norm: optional(Vector::PostFeedForwardNorm)?,
             });
         }
         let angles = |global| -> Result<_> {
@@ -309,13 +320,9 @@ impl Cuda {
             Ok(DeviceBuffer::from_host(stream, table.as_flattened())?)
         };
         let local_angles = if config.local_rope.is_some() { angles(false)? } else { gpu.zeros(1)? };
-        let matrices = model
-            .layers
-            .iter()
-            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
-            .chain([&model.head]);
+        let matrices = model.layers.iter().flat_map(model::Layer::matrices).chain([&model.head]);
         let tiled = matrices.map(|tensor| tensor.kind).all(upload::is_quantised);
-        let cache = config.layers * sizes.keys * options.context;
+        let cache = options.sequences * config.layers * sizes.keys * options.context;
         let vocabulary = model.vocabulary();
         Ok(Cuda {
             embedding: if is_tied(&model) { None } else { Some(matrix(&model.embedding)?) },
@@ -340,10 +347,13 @@ impl Cuda {
             host_state: PinnedHostBuffer::zeroed(&gpu.context, 1 + sizes.columns)?,
             host_fault: PinnedHostBuffer::from_slice(&gpu.context, &[NO_FAULT])?,
             host_logits: PinnedHostBuffer::zeroed(&gpu.context, sizes.logits * vocabulary)?,
-            filled: 0,
+            positions: Positions::new(options.sequences, options.context),
             wanted: 0,
-            step: None,
-            best: best::Best::new(&gpu)?,
+            gathered: Vec::new(),
+            selector: Selector::default(),
+            sequence: 0,
+            steps: (0..options.sequences).map(|_| None).collect(),
+            best: best::Best::new(&gpu, options.sequences)?,
             ready: gpu.zeros(sizes.inner.div_ceil(PART))?,
             unfused: false,
             stale: false,
@@ -399,30 +409,14 @@ impl Cuda {
     /// Take the entries of batches for single columns too.
     pub fn set_unfused(&mut self, unfused: bool) {
         self.unfused = unfused;
-        self.step = None;
+        self.steps.fill_with(|| None);
         self.best.forget();
     }
 
-    fn check(&self, tokens: &[u32], position: usize, wanted: Wanted) -> std::result::Result<(), String> {
-        let vocabulary = self.model.vocabulary();
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-            return Err(format!("token {token} is not in the vocabulary of {vocabulary}"));
-        }
-        if position > self.filled {
-            return Err(format!("position {position} does not follow the {} in the cache", self.filled));
-        }
-        let (count, context) = (tokens.len(), self.options.context);
-        if position.checked_add(count).is_none_or(|end| end > context) {
-            return Err(format!("{count} tokens at position {position} do not fit the context of {context}"));
-        }
-        if wanted == Wanted::All && count > self.options.batch {
-            return Err(format!("logits of {count} tokens wanted, a batch holds {}", self.options.batch));
-        }
-        Ok(())
-    }
-
-    fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        let count = tokens.len();
+    /// Runs columns of one sequence at consecutive positions.
+    fn run_batch(&mut self, columns: &[Column], wanted: Wanted) -> Result<()> {
+        let (count, position) = (columns.len(), columns[0].position);
+        self.sequence = columns[0].sequence.0 as usize;
         self.best.state_changes();
         let first = match wanted {
             Wanted::Nothing => count,
@@ -432,21 +426,22 @@ impl Cuda {
         let state = self.host_state.as_mut_slice();
         if !(self.stale && position == self.options.context - 1) {
             state[0] = u32::try_from(position)?;
-            state[1..=count].copy_from_slice(tokens);
+            for (word, column) in state[1..=count].iter_mut().zip(columns) {
+                *word = column.token;
+            }
         }
         if count == 1 && first == 0 && !self.eager {
-            if self.step.is_none() {
+            if self.steps[self.sequence].is_none() {
                 let step = self.gpu.record(|| self.enqueue(1, 0))?;
-                self.step = Some(step);
+                self.steps[self.sequence] = Some(step);
             }
-            if let Some(step) = &self.step {
+            if let Some(step) = &self.steps[self.sequence] {
                 self.gpu.replay(step)?;
             }
         } else {
             self.enqueue(count, first)?;
         }
         self.gpu.wait()?;
-        self.wanted = count - first;
         Ok(())
     }
 
@@ -513,7 +508,7 @@ impl Cuda {
         let matrices = [(&layer.query, &self.query), (&layer.key, &self.key), (&layer.value, &self.value)];
         self.normed_rows(&matrices, &layer.attention_norm, count, 0, mode::STORE, 0)?;
         let config = &self.model.config;
-        let cache = index * self.sizes.keys * self.options.context;
+        let cache = (self.sequence * self.layers.len() + index) * self.sizes.keys * self.options.context;
         let global = config.is_global(index);
         let angles = if global { &self.global_angles } else { &self.local_angles };
         let args = HeadsArgs {
@@ -839,33 +834,56 @@ impl Backend for Cuda {
         self.model.vocabulary()
     }
 
-    fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> kiln_engine::Result<()> {
+    fn sequences(&self) -> usize {
+        self.positions.sequences()
+    }
+
+    fn preferred_columns(&self) -> usize {
+        self.sizes.columns
+    }
+
+    fn step(&mut self, columns: &[Column], selection: Selection) -> kiln_engine::Result<Output<'_>> {
         self.wanted = 0;
-        self.check(tokens, position, wanted).map_err(Error::Request)?;
-        // A step that fails leaves its positions half written: they do not count.
-        self.filled = position;
-        let size = self.sizes.columns;
-        let last = tokens.len().div_ceil(size);
-        for (number, batch) in tokens.chunks(size).enumerate() {
-            let wanted = if number + 1 == last { wanted } else { Wanted::Nothing };
-            let position = self.filled;
-            self.run_batch(batch, position, wanted)
-                .map_err(|error| Error::Request(format!("cuda:{}: {error}", self.gpu.index)))?;
-            if let Err(error) = self.take_fault(position) {
-                self.wanted = 0;
-                return Err(error);
-            }
-            self.filled += batch.len();
+        self.gathered.clear();
+        let vocabulary = self.model.vocabulary();
+        self.positions.check(columns, selection, vocabulary, self.options.batch)?;
+        self.positions.begin(columns);
+        if let ([column], Selection::Greedy) = (columns, selection)
+            && column.output
+        {
+            let token = best::run(self, column)?;
+            return Ok(self.selector.selected(token));
         }
-        Ok(())
+        let outputs = columns.iter().filter(|column| column.output).count();
+        let mut rest = columns;
+        while !rest.is_empty() {
+            let (count, wanted) = Column::leading_run(rest, self.sizes.columns);
+            let (piece, after) = rest.split_at(count);
+            self.run_batch(piece, wanted)
+                .map_err(|error| Error::Request(format!("cuda:{}: {error}", self.gpu.index)))?;
+            self.take_fault(piece[0].position)?;
+            self.positions.advance(piece);
+            let made = piece.iter().filter(|column| column.output).count();
+            if made > 0 && made < outputs {
+                self.gathered.extend_from_slice(&self.host_logits.as_slice()[..made * vocabulary]);
+            }
+            rest = after;
+        }
+        self.wanted = outputs;
+        let logits = if self.gathered.is_empty() {
+            &self.host_logits.as_slice()[..outputs * vocabulary]
+        } else {
+            &self.gathered[..]
+        };
+        Ok(self.selector.select(logits, vocabulary, selection))
     }
 
     fn logits(&self) -> &[f32] {
-        &self.host_logits.as_slice()[..self.wanted * self.model.vocabulary()]
-    }
-
-    fn run_best(&mut self, token: u32, position: usize) -> kiln_engine::Result<u32> {
-        best::run(self, token, position)
+        if self.wanted == 0 || self.gathered.is_empty() {
+            &self.host_logits.as_slice()[..self.wanted * self.model.vocabulary()]
+        } else {
+            &self.gathered
+        }
     }
 
     fn weight_bytes(&self) -> u64 {

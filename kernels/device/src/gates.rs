@@ -933,7 +933,7 @@ fn models(context: &Context) -> Result<Vec<(String, Model)>> {
 
 fn options(context: usize) -> LoadOptions {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    LoadOptions { context, threads, batch: 64, memory: None }
+    LoadOptions { context, sequences: 1, threads, batch: 64, memory: None }
 }
 
 /// Tokens that a model knows, the same each time.
@@ -994,9 +994,9 @@ fn best_tokens(
         // Every fourth step is repeated and the one after it begins with logits, so that the state on the card is not
         // what the next step needs.
         cuda.set_eager(position % 3 == 2);
-        let mut got = vec![cuda.run_best(token, position)?];
+        let mut got = vec![cuda.run_greedy(token, position)?];
         if position % 4 == 1 {
-            got.push(cuda.run_best(token, position)?);
+            got.push(cuda.run_greedy(token, position)?);
             cuda.run(&[token], position, Wanted::Last)?;
             got.push(kiln_engine::sample::best(cuda.logits()));
         }

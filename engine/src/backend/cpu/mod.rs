@@ -26,9 +26,9 @@ pub use kernel::Level;
 
 use kiln_kernels::{Arith, Host, LANES, attention, canonical, math};
 
-use super::{Backend, Wanted};
+use super::{Backend, Column, Output, Positions, Selection, Selector, SequenceId};
 use crate::error::{Error, Place, Result};
-use crate::model::{Activation, Model, Pairing};
+use crate::model::{self, Activation, Block, Buffer, Config, Model, Op, Pairing};
 use attend::{Heads, QUERIES};
 use matrix::{Activations, Matrix, Store, multiply};
 use panel::{Arena, Partials};
@@ -39,14 +39,18 @@ pub const MAX_THREADS: usize = 512;
 
 /// The largest context that can be asked for.
 pub const MAX_CONTEXT: usize = 1 << 24;
+/// The largest number of sequences that can be asked for.
+pub const MAX_SEQUENCES: usize = 1 << 12;
 /// The largest batch that can be asked for.
 pub const MAX_BATCH: usize = 1 << 14;
 
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Positions of the cache; at least 1.
+    /// Positions of the cache for each sequence; at least 1.
     pub context: usize,
+    /// Sequences that the cache holds, 1 to [`MAX_SEQUENCES`].
+    pub sequences: usize,
     /// Threads, 1 to [`MAX_THREADS`].
     pub threads: usize,
     /// Columns of a batch; at least 1.
@@ -58,9 +62,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// The fastest level, a batch of 64, no limit on memory.
+    /// One sequence, the fastest level, a batch of 64, no limit on memory.
     pub fn new(context: usize, threads: usize) -> Options {
-        Options { context, threads, batch: 64, level: Level::fastest(), memory: None }
+        Options { context, sequences: 1, threads, batch: 64, level: Level::fastest(), memory: None }
     }
 }
 
@@ -81,11 +85,7 @@ impl MemoryNeed {
     /// Computes the need before anything is allocated; saturates rather than overflows.
     pub fn of(model: &Model, options: &Options) -> MemoryNeed {
         let config = &model.config;
-        let layers = &model.layers;
-        let matrices = layers
-            .iter()
-            .flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down])
-            .chain([&model.head]);
+        let matrices = model.layers.iter().flat_map(model::Layer::matrices).chain([&model.head]);
         let (mut weights, mut panels) = (0u64, 0u64);
         for tensor in matrices {
             let bytes = Matrix::load_bytes(tensor);
@@ -96,7 +96,8 @@ impl MemoryNeed {
         }
         let (context, batch) = (options.context as u64, options.batch as u64);
         let keys = (config.kv_heads * config.head_width) as u64;
-        let cache = context.saturating_mul(keys * 4 * config.layers as u64);
+        let positions = context.saturating_mul(options.sequences as u64);
+        let cache = positions.saturating_mul(keys * 4 * config.layers as u64);
         let queries = (config.heads * config.head_width) as u64;
         let (width, inner) = (config.width as u64, config.feed_forward as u64);
         let columns = 2 * width * 4
@@ -119,14 +120,30 @@ impl MemoryNeed {
     }
 }
 
-struct Layer {
-    query: Matrix,
-    key: Matrix,
-    value: Matrix,
-    output: Matrix,
-    gate: Matrix,
-    up: Matrix,
-    down: Matrix,
+/// The matrices of a layer by their role.
+type Layer = [Option<Matrix>; model::Matrix::ALL.len()];
+
+/// Where the cache has its rows: halves by sequence, layer, head, position, element.
+#[derive(Clone, Copy)]
+struct CacheView {
+    layers: usize,
+    kv_heads: usize,
+    head_width: usize,
+    context: usize,
+}
+
+impl CacheView {
+    /// The first element of the row of a column's position, or of one before it.
+    fn row(&self, column: &Column, layer: usize, head: usize, position: usize) -> usize {
+        let sequence = column.sequence.0 as usize;
+        let head = (sequence * self.layers + layer) * self.kv_heads + head;
+        (head * self.context + position) * self.head_width
+    }
+
+    /// Elements of a sequence.
+    fn sequence(&self) -> usize {
+        self.layers * self.kv_heads * self.context * self.head_width
+    }
 }
 
 struct ThreadScratch {
@@ -144,22 +161,21 @@ pub struct Cpu {
     head: Matrix,
     global_table: Vec<[f32; 2]>,
     local_table: Vec<[f32; 2]>,
-    /// Halves: layer, head, position, element.
+    /// As [`CacheView`] says.
     keys: Vec<u16>,
     values: Vec<u16>,
-    /// Positions that the cache holds.
-    filled: usize,
+    positions: Positions,
     residual: Vec<f32>,
     activations: Activations,
-    query: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
+    /// By [`Buffer`].
+    buffers: [Vec<f32>; Buffer::ALL.len()],
     attended: Vec<f32>,
-    added: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
     logits: Vec<f32>,
-    wanted: usize,
+    /// Columns of the batch that logits are wanted of.
+    outputs: Vec<usize>,
+    /// Columns of logits that the step has made.
+    made: usize,
+    selector: Selector,
     partials: Vec<Box<Partials>>,
     scratch: Vec<ThreadScratch>,
 }
@@ -178,6 +194,10 @@ impl Cpu {
                 "a context of {} in batches of {}, expected at most {MAX_CONTEXT} and {MAX_BATCH}",
                 options.context, options.batch
             )));
+        }
+        if options.sequences == 0 || options.sequences > MAX_SEQUENCES {
+            let problem = format!("{} sequences, expected 1 to {MAX_SEQUENCES}", options.sequences);
+            return Err(Error::Request(problem));
         }
         if options.threads == 0 || options.threads > MAX_THREADS {
             return Err(Error::Request(format!("{} threads, expected 1 to {MAX_THREADS}", options.threads)));
@@ -199,15 +219,7 @@ impl Cpu {
         let layers = model
             .layers
             .iter()
-            .map(|l| Layer {
-                query: load(&l.query),
-                key: load(&l.key),
-                value: load(&l.value),
-                output: load(&l.output),
-                gate: load(&l.gate),
-                up: load(&l.up),
-                down: load(&l.down),
-            })
+            .map(|layer| model::Matrix::ALL.map(|matrix| layer.matrix(matrix).map(&mut load)))
             .collect();
         let head = load(&model.head);
         let config = &model.config;
@@ -215,7 +227,7 @@ impl Cpu {
         let queries = config.heads * config.head_width;
         let keys = config.kv_heads * config.head_width;
         let widest = config.width.max(queries).max(config.feed_forward);
-        let cache = config.layers * keys * context;
+        let cache = options.sequences * config.layers * keys * context;
         let local_table =
             if config.local_rope.is_some() { model.rope_table(false, context) } else { Vec::new() };
         Ok(Cpu {
@@ -225,18 +237,15 @@ impl Cpu {
             local_table,
             keys: vec![0; cache],
             values: vec![0; cache],
-            filled: 0,
+            positions: Positions::new(options.sequences, context),
             residual: vec![0.0; batch * config.width],
             activations: Activations::new(batch * widest),
-            query: vec![0.0; batch * queries],
-            key: vec![0.0; batch * keys],
-            value: vec![0.0; batch * keys],
+            buffers: Buffer::ALL.map(|buffer| vec![0.0; batch * buffer.size().of(config)]),
             attended: vec![0.0; batch * queries],
-            added: vec![0.0; batch * config.width],
-            gate: vec![0.0; batch * config.feed_forward],
-            up: vec![0.0; batch * config.feed_forward],
             logits: vec![0.0; batch * model.vocabulary()],
-            wanted: 0,
+            outputs: Vec::with_capacity(batch),
+            made: 0,
+            selector: Selector::default(),
             partials: (0..options.threads).map(|_| Partials::boxed()).collect(),
             scratch: (0..options.threads)
                 .map(|_| ThreadScratch {
@@ -261,175 +270,284 @@ impl Cpu {
         (&self.keys, &self.values)
     }
 
-    fn check(&self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.model.vocabulary()) {
-            let problem = format!("token {token} is not in the vocabulary of {}", self.model.vocabulary());
-            return Err(Error::Request(problem));
-        }
-        if position > self.filled {
-            let problem = format!("position {position} does not follow the {} in the cache", self.filled);
-            return Err(Error::Request(problem));
-        }
-        if position.checked_add(tokens.len()).is_none_or(|end| end > self.options.context) {
-            let problem = format!(
-                "{} tokens at position {position} do not fit the context of {}",
-                tokens.len(),
-                self.options.context
-            );
-            return Err(Error::Request(problem));
-        }
-        if wanted == Wanted::All && tokens.len() > self.options.batch {
-            let problem =
-                format!("logits of {} tokens wanted, a batch holds {}", tokens.len(), self.options.batch);
-            return Err(Error::Request(problem));
-        }
-        Ok(())
+    /// The halves of a sequence in the cache, keys then values.
+    pub fn cache_of(&self, sequence: SequenceId) -> (&[u16], &[u16]) {
+        let size = self.cache_view().sequence();
+        let range = sequence.0 as usize * size..(sequence.0 as usize + 1) * size;
+        (&self.keys[range.clone()], &self.values[range])
     }
 
-    fn run_batch(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        let count = tokens.len();
-        self.embed(tokens, position)?;
-        for layer in 0..self.layers.len() {
-            self.attention(layer, position, count)?;
-            self.feed_forward(layer, position, count)?;
+    /// Runs a batch and adds the logits of its outputs to those that the step has made.
+    fn run_batch(&mut self, columns: &[Column]) -> Result<()> {
+        self.embed(columns)?;
+        for index in 0..self.layers.len() {
+            self.layer(index, columns)?;
         }
-        let first = match wanted {
-            Wanted::Nothing => count,
-            Wanted::Last => count - 1,
-            Wanted::All => 0,
-        };
-        self.wanted = count - first;
-        if self.wanted == 0 {
+        self.outputs.clear();
+        self.outputs.extend((0..columns.len()).filter(|index| columns[*index].output));
+        let count = self.outputs.len();
+        if count == 0 {
             return Ok(());
         }
         let (level, width) = (self.options.level, self.model.config.width);
-        let (residual, model, store) = (&self.residual, &self.model, &self.store);
-        self.activations.fill(level, &mut self.pool, self.wanted, width, |column, out| {
-            let x = &residual[(first + column) * width..(first + column + 1) * width];
+        let (residual, model, store, outputs) = (&self.residual, &self.model, &self.store, &self.outputs);
+        self.activations.fill(level, &mut self.pool, count, width, |output, out| {
+            let column = outputs[output];
+            let x = &residual[column * width..(column + 1) * width];
             kernel::rms_norm(level, x, &model.output_norm, model.config.epsilon, out);
         });
         let scratch = Disjoint::new(&mut self.partials);
-        let logits = &mut self.logits[..];
-        let matrices = [(&self.head, logits)];
-        multiply(store, level, &mut self.pool, &scratch, &self.activations, self.wanted, matrices);
         let vocabulary = self.model.vocabulary();
-        for column in 0..self.wanted {
-            let logits = &self.logits[column * vocabulary..(column + 1) * vocabulary];
-            check_finite(logits, Place::Logits, position + first + column)?;
+        let logits = &mut self.logits[self.made * vocabulary..];
+        let matrices = [(&self.head, &mut *logits)];
+        multiply(store, level, &mut self.pool, &scratch, &self.activations, count, matrices);
+        for (logits, output) in logits.chunks_exact(vocabulary).zip(&self.outputs) {
+            check_finite(logits, Place::Logits, columns[*output].position)?;
         }
+        self.made += count;
         Ok(())
     }
 
-    fn embed(&mut self, tokens: &[u32], position: usize) -> Result<()> {
+    fn embed(&mut self, columns: &[Column]) -> Result<()> {
         let model = &self.model;
         let width = model.config.width;
         let table = model.file.data(&model.embedding);
         let row_bytes = table.len() / model.embedding.rows();
-        for (column, token) in tokens.iter().enumerate() {
-            let row = *token as usize * row_bytes;
-            let out = &mut self.residual[column * width..(column + 1) * width];
+        for (column, out) in columns.iter().zip(self.residual.chunks_exact_mut(width)) {
+            let row = column.token as usize * row_bytes;
             kernel::decode(model.embedding.kind, &table[row..row + row_bytes], out);
             if model.config.embedding_scale != 1.0 {
                 for value in &mut *out {
                     *value = Host.mul(*value, model.config.embedding_scale);
                 }
             }
-            check_finite(out, Place::Embedding, position + column)?;
+            check_finite(out, Place::Embedding, column.position)?;
         }
         Ok(())
     }
 
-    fn attention(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
-        let level = self.options.level;
-        let Cpu { model, store, pool, activations, residual, .. } = self;
-        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
-        let width = config.width;
-        activations.fill(level, pool, count, width, |column, out| {
-            let x = &residual[column * width..(column + 1) * width];
-            kernel::rms_norm(level, x, &tensors.attention_norm, config.epsilon, out);
-        });
-        let scratch = Disjoint::new(&mut self.partials);
-        let matrices = [
-            (&layer.query, &mut self.query[..]),
-            (&layer.key, &mut self.key[..]),
-            (&layer.value, &mut self.value[..]),
-        ];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-
-        let head = config.head_width;
-        let (queries, kv) = (config.heads * head, config.kv_heads * head);
-        let context = self.options.context;
-        let cache = index * kv * context..(index + 1) * kv * context;
-        let pairs = config.rope.dimensions / 2;
-        let table = if config.is_global(index) { &self.global_table } else { &self.local_table };
-        {
-            let (query, key) = (Disjoint::new(&mut self.query), Disjoint::new(&mut self.key));
-            let value = Disjoint::new(&mut self.value);
-            let keys = Disjoint::new(&mut self.keys[cache.clone()]);
-            let values = Disjoint::new(&mut self.values[cache.clone()]);
-            pool.for_each(count, 4, |_, range| {
-                for column in range {
-                    // SAFETY: a column's vectors and its position in the cache are its own.
-                    let (query, key, value) = unsafe {
-                        (
-                            query.part(column * queries..(column + 1) * queries),
-                            key.part(column * kv..(column + 1) * kv),
-                            value.part(column * kv..(column + 1) * kv),
-                        )
+    /// Executes the operations of a layer.
+    fn layer(&mut self, index: usize, columns: &[Column]) -> Result<()> {
+        let (level, count) = (self.options.level, columns.len());
+        let view = self.cache_view();
+        let Cpu { model, store, pool, activations, residual, buffers, .. } = self;
+        let (config, layer) = (&model.config, &model.layers[index]);
+        let (width, epsilon) = (config.width, config.epsilon);
+        // What concerns each column alone goes through the threads at once.
+        for ops in layer.ops().chunk_by(|a, b| is_by_column(*a) && is_by_column(*b)) {
+            match ops[0] {
+                Op::Norm(weight) => {
+                    let weight = layer.weight(weight);
+                    activations.fill(level, pool, count, width, |column, out| {
+                        let x = &residual[column * width..(column + 1) * width];
+                        kernel::rms_norm(level, x, weight, epsilon, out);
+                    });
+                }
+                Op::Multiply(products) => {
+                    let scratch = Disjoint::new(&mut self.partials);
+                    let mut outs = buffers.each_mut().map(|buffer| &mut buffer[..]);
+                    let mut product = |(matrix, buffer): (model::Matrix, Buffer)| {
+                        let out = std::mem::take(&mut outs[buffer as usize]);
+                        self.layers[index][matrix as usize].as_ref().map(|matrix| (matrix, out))
                     };
-                    add_bias(query, tensors.query_bias.as_deref());
-                    add_bias(key, tensors.key_bias.as_deref());
-                    add_bias(value, tensors.value_bias.as_deref());
-                    let at = position + column;
-                    let angles = &table[at * pairs..(at + 1) * pairs];
-                    for (vector, norm) in [(&mut *query, &tensors.query_norm), (&mut *key, &tensors.key_norm)]
-                    {
-                        for head in vector.chunks_exact_mut(head) {
-                            if let Some(norm) = norm {
-                                norm_in_place(level, head, norm, config.epsilon);
+                    for products in products.chunks(3) {
+                        let mut product = |i: usize| products.get(i).and_then(|p| product(*p));
+                        match (product(0), product(1), product(2)) {
+                            (Some(a), Some(b), Some(c)) => {
+                                multiply(store, level, pool, &scratch, activations, count, [a, b, c]);
                             }
-                            rotate(head, angles, config.pairing);
-                        }
-                    }
-                    for (number, (key, value)) in
-                        key.chunks_exact(head).zip(value.chunks_exact(head)).enumerate()
-                    {
-                        let start = (number * context + at) * head;
-                        // SAFETY: as above.
-                        let (keys, values) =
-                            unsafe { (keys.part(start..start + head), values.part(start..start + head)) };
-                        for i in 0..head {
-                            keys[i] = math::to_f16(key[i]);
-                            values[i] = math::to_f16(value[i]);
+                            (Some(a), Some(b), None) => {
+                                multiply(store, level, pool, &scratch, activations, count, [a, b]);
+                            }
+                            (a, b, c) => {
+                                for matrix in [a, b, c].into_iter().flatten() {
+                                    multiply(store, level, pool, &scratch, activations, count, [matrix]);
+                                }
+                            }
                         }
                     }
                 }
-            });
+                Op::Bias(..) | Op::HeadNorm(..) | Op::Rope(_) | Op::Store => {
+                    let table = if config.is_global(index) { &self.global_table } else { &self.local_table };
+                    let cache = (&mut self.keys[..], &mut self.values[..]);
+                    let work = ByColumn { level, config, layer, ops, table, view, index };
+                    work.run(pool, columns, buffers, cache);
+                }
+                Op::Attend => {
+                    let queries = &buffers[Buffer::Query as usize];
+                    let attention = Attention { level, config, view, index };
+                    let cache = (&self.keys[..], &self.values[..]);
+                    attention.run(pool, columns, queries, cache, &mut self.scratch, &mut self.attended);
+                    let (attended, size) = (&self.attended, config.heads * config.head_width);
+                    activations.fill(level, pool, count, size, |column, out| {
+                        out.copy_from_slice(&attended[column * size..(column + 1) * size]);
+                    });
+                }
+                Op::GatedActivation => {
+                    let (gate, up) = (&buffers[Buffer::Gate as usize], &buffers[Buffer::Up as usize]);
+                    let inner = config.feed_forward;
+                    activations.fill(level, pool, count, inner, |column, out| {
+                        let range = column * inner..(column + 1) * inner;
+                        out.copy_from_slice(&gate[range.clone()]);
+                        match config.activation {
+                            Activation::Silu => kernel::silu_times(level, out, &up[range]),
+                            Activation::GeluTanh => kernel::gelu_times(level, out, &up[range]),
+                        }
+                    });
+                }
+                Op::PostNorm(weight) => {
+                    let added = &mut buffers[Buffer::Added as usize];
+                    for added in added.chunks_exact_mut(width).take(count) {
+                        norm_in_place(level, added, layer.weight(weight), epsilon);
+                    }
+                }
+                Op::Add(block) => {
+                    let place = match block {
+                        Block::Attention => Place::Attention(index),
+                        Block::FeedForward => Place::FeedForward(index),
+                    };
+                    let added = buffers[Buffer::Added as usize].chunks_exact(width);
+                    for ((column, residual), added) in
+                        columns.iter().zip(residual.chunks_exact_mut(width)).zip(added)
+                    {
+                        for (value, added) in residual.iter_mut().zip(added) {
+                            *value = Host.add(*value, *added);
+                        }
+                        check_finite(residual, place, column.position)?;
+                    }
+                }
+            }
         }
+        Ok(())
+    }
 
-        let (keys, values) = (&self.keys[cache.clone()], &self.values[cache]);
+    fn cache_view(&self) -> CacheView {
+        let config = &self.model.config;
+        CacheView {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_width: config.head_width,
+            context: self.options.context,
+        }
+    }
+}
+
+/// Whether an operation reads and writes nothing but its own column and that column's place in the cache.
+fn is_by_column(op: Op) -> bool {
+    matches!(op, Op::Bias(..) | Op::HeadNorm(..) | Op::Rope(_) | Op::Store)
+}
+
+/// Operations that concern each column alone.
+struct ByColumn<'a> {
+    level: Level,
+    config: &'a Config,
+    layer: &'a model::Layer,
+    ops: &'a [Op],
+    table: &'a [[f32; 2]],
+    view: CacheView,
+    index: usize,
+}
+
+impl ByColumn<'_> {
+    fn run(
+        &self,
+        pool: &mut Pool,
+        columns: &[Column],
+        buffers: &mut [Vec<f32>; Buffer::ALL.len()],
+        (keys, values): (&mut [u16], &mut [u16]),
+    ) {
+        let (config, head) = (self.config, self.config.head_width);
+        let pairs = config.rope.dimensions / 2;
+        let buffers = buffers.each_mut().map(|buffer| Disjoint::new(&mut buffer[..]));
+        let (keys, values) = (Disjoint::new(keys), Disjoint::new(values));
+        pool.for_each(columns.len(), 4, |_, range| {
+            for index in range {
+                let column = &columns[index];
+                let position = column.position;
+                let part = |buffer: Buffer| {
+                    let size = buffer.size().of(config);
+                    // SAFETY: a column's part of a buffer is its own, and each operation takes it once.
+                    unsafe { buffers[buffer as usize].part(index * size..(index + 1) * size) }
+                };
+                for op in self.ops {
+                    match *op {
+                        Op::Bias(buffer, bias) => add_bias(part(buffer), self.layer.weight(bias)),
+                        Op::HeadNorm(buffer, weight) => {
+                            for head in part(buffer).chunks_exact_mut(head) {
+                                norm_in_place(self.level, head, self.layer.weight(weight), config.epsilon);
+                            }
+                        }
+                        Op::Rope(buffer) => {
+                            let angles = &self.table[position * pairs..(position + 1) * pairs];
+                            for head in part(buffer).chunks_exact_mut(head) {
+                                rotate(head, angles, config.pairing);
+                            }
+                        }
+                        Op::Store => {
+                            let (key, value) = (part(Buffer::Key), part(Buffer::Value));
+                            let heads = key.chunks_exact(head).zip(value.chunks_exact(head));
+                            for (number, (key, value)) in heads.enumerate() {
+                                let start = self.view.row(column, self.index, number, position);
+                                // SAFETY: a column's place in the cache is its own.
+                                let (keys, values) = unsafe {
+                                    (keys.part(start..start + head), values.part(start..start + head))
+                                };
+                                for i in 0..head {
+                                    keys[i] = math::to_f16(key[i]);
+                                    values[i] = math::to_f16(value[i]);
+                                }
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Attention of columns over the cache.
+struct Attention<'a> {
+    level: Level,
+    config: &'a Config,
+    view: CacheView,
+    index: usize,
+}
+
+impl Attention<'_> {
+    fn run(
+        &self,
+        pool: &mut Pool,
+        columns: &[Column],
+        query: &[f32],
+        (keys, values): (&[u16], &[u16]),
+        scratch: &mut [ThreadScratch],
+        attended: &mut [f32],
+    ) {
+        let (config, head) = (self.config, self.config.head_width);
+        let queries = config.heads * head;
         let group = config.heads / config.kv_heads;
         // An item is up to four query heads of a column that share keys and values.
         let sets = group.div_ceil(QUERIES);
-        let (query, attended) = (&self.query, Disjoint::new(&mut self.attended));
-        let threads = Disjoint::new(&mut self.scratch);
+        let (threads, attended) = (Disjoint::new(scratch), Disjoint::new(attended));
         let per_column = config.kv_heads * sets;
-        pool.for_each(count * per_column, 1, |thread, range| {
+        pool.for_each(columns.len() * per_column, 1, |thread, range| {
             // SAFETY: each thread has its own scratch.
             let scratch = &mut unsafe { threads.part(thread..thread + 1) }[0];
             for item in range {
                 let (column, shared, set) = (item / per_column, item % per_column / sets, item % sets);
-                let at = position + column;
-                let first = config.first_visible(index, at);
+                let at = columns[column].position;
+                let first = config.first_visible(self.index, at);
                 let visible = at + 1 - first;
-                let rows = (shared * context + first) * head..(shared * context + at + 1) * head;
+                let start = self.view.row(&columns[column], self.index, shared, first);
+                let rows = start..start + visible * head;
                 let number = shared * group + set * QUERIES;
                 let heads = (group - set * QUERIES).min(QUERIES);
                 let start = column * queries + number * head;
                 // SAFETY: each head of each column is its own part.
                 let out = unsafe { attended.part(start..start + heads * head) };
                 kernel::attend(
-                    level,
+                    self.level,
                     Heads {
                         queries: &query[start..start + heads * head],
                         keys: &keys[rows.clone()],
@@ -444,70 +562,6 @@ impl Cpu {
                 );
             }
         });
-
-        let attended = &self.attended;
-        activations.fill(level, pool, count, queries, |column, out| {
-            out.copy_from_slice(&attended[column * queries..(column + 1) * queries]);
-        });
-        let matrices = [(&layer.output, &mut self.added[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        self.add(self.options.level, index, true, position, count)
-    }
-
-    fn feed_forward(&mut self, index: usize, position: usize, count: usize) -> Result<()> {
-        let level = self.options.level;
-        let Cpu { model, store, pool, activations, residual, .. } = self;
-        let (config, tensors, layer) = (&model.config, &model.layers[index], &self.layers[index]);
-        let (width, inner) = (config.width, config.feed_forward);
-        activations.fill(level, pool, count, width, |column, out| {
-            let x = &residual[column * width..(column + 1) * width];
-            kernel::rms_norm(level, x, &tensors.feed_forward_norm, config.epsilon, out);
-        });
-        let scratch = Disjoint::new(&mut self.partials);
-        let matrices = [(&layer.gate, &mut self.gate[..]), (&layer.up, &mut self.up[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        let (gate, up) = (&self.gate, &self.up);
-        activations.fill(level, pool, count, inner, |column, out| {
-            let part = column * inner..(column + 1) * inner;
-            out.copy_from_slice(&gate[part.clone()]);
-            match config.activation {
-                Activation::Silu => kernel::silu_times(level, out, &up[part]),
-                Activation::GeluTanh => kernel::gelu_times(level, out, &up[part]),
-            }
-        });
-        let matrices = [(&layer.down, &mut self.added[..])];
-        multiply(store, level, pool, &scratch, activations, count, matrices);
-        self.add(level, index, false, position, count)
-    }
-
-    /// Adds what a block made to the residual stream and checks it.
-    fn add(
-        &mut self,
-        level: Level,
-        index: usize,
-        attention: bool,
-        position: usize,
-        count: usize,
-    ) -> Result<()> {
-        let tensors = &self.model.layers[index];
-        let width = self.model.config.width;
-        let (norm, place) = if attention {
-            (&tensors.post_attention_norm, Place::Attention(index))
-        } else {
-            (&tensors.post_feed_forward_norm, Place::FeedForward(index))
-        };
-        for column in 0..count {
-            let added = &mut self.added[column * width..(column + 1) * width];
-            if let Some(norm) = norm {
-                norm_in_place(level, added, norm, self.model.config.epsilon);
-            }
-            let residual = &mut self.residual[column * width..(column + 1) * width];
-            for (value, added) in residual.iter_mut().zip(added) {
-                *value = Host.add(*value, *added);
-            }
-            check_finite(residual, place, position + column)?;
-        }
-        Ok(())
     }
 }
 
@@ -529,36 +583,44 @@ impl Backend for Cpu {
         self.model.vocabulary()
     }
 
-    fn run(&mut self, tokens: &[u32], position: usize, wanted: Wanted) -> Result<()> {
-        self.wanted = 0;
+    fn sequences(&self) -> usize {
+        self.positions.sequences()
+    }
+
+    fn preferred_columns(&self) -> usize {
+        self.options.batch
+    }
+
+    fn step(&mut self, columns: &[Column], selection: Selection) -> Result<Output<'_>> {
+        self.made = 0;
         if self.pool.is_poisoned() {
             return Err(Error::Poisoned);
         }
-        self.check(tokens, position, wanted)?;
-        // A step that fails leaves its positions half written: they do not count.
-        self.filled = position;
-        let last = tokens.len().div_ceil(self.options.batch);
-        for (number, batch) in tokens.chunks(self.options.batch).enumerate() {
-            let wanted = if number + 1 == last { wanted } else { Wanted::Nothing };
-            self.run_batch(batch, self.filled, wanted)?;
-            self.filled += batch.len();
+        let vocabulary = self.model.vocabulary();
+        self.positions.check(columns, selection, vocabulary, self.options.batch)?;
+        self.positions.begin(columns);
+        for batch in columns.chunks(self.options.batch) {
+            if let Err(error) = self.run_batch(batch) {
+                self.made = 0;
+                return Err(error);
+            }
+            self.positions.advance(batch);
         }
-        Ok(())
+        let logits = &self.logits[..self.made * vocabulary];
+        Ok(self.selector.select(logits, vocabulary, selection))
     }
 
     fn logits(&self) -> &[f32] {
-        &self.logits[..self.wanted * self.model.vocabulary()]
+        &self.logits[..self.made * self.model.vocabulary()]
     }
 
     fn weight_bytes(&self) -> u64 {
-        let layers = self.layers.iter();
-        let matrices = layers.flat_map(|l| [&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down]);
-        matrices.chain([&self.head]).map(Matrix::bytes).sum()
+        self.layers.iter().flatten().flatten().chain([&self.head]).map(Matrix::bytes).sum()
     }
 }
 
-fn add_bias(vector: &mut [f32], bias: Option<&[f32]>) {
-    for (value, bias) in vector.iter_mut().zip(bias.unwrap_or(&[])) {
+fn add_bias(vector: &mut [f32], bias: &[f32]) {
+    for (value, bias) in vector.iter_mut().zip(bias) {
         *value = canonical(Host.add(*value, *bias));
     }
 }

@@ -159,3 +159,29 @@ fn after_a_panic_in_a_job_a_step_is_refused() {
     let error = cpu.run(&[1], 1, Wanted::Last).expect_err("refused");
     assert!(matches!(error, Error::Poisoned), "{error}");
 }
+
+#[test]
+fn a_panel_of_half_a_super_block_is_refused_on_every_level() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    for kind in quantised_types() {
+        let Some(format) = Format::of(kind) else { continue };
+        let parts = format.shared / 2;
+        if parts == 0 {
+            continue;
+        }
+        let bytes = vec![1; format.panel_bytes(parts)];
+        let (quants, scales) = (vec![1; parts * 32], vec![1.0; parts]);
+        let (sums, totals) = (vec![[16; 2]; parts], vec![32; parts]);
+        let column = Column { quants: &quants, scales: &scales, sums: &sums, totals: &totals };
+        for level in Level::detected() {
+            let (mut partials, mut results) = (Partials::boxed(), [[0.0; ROWS]; 1]);
+            let refused = catch_unwind(AssertUnwindSafe(|| {
+                kernel::panel(level, kind, &bytes, parts, &[column], &mut partials, &mut results);
+            }));
+            let message = refused.expect_err("refused");
+            let text = message.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(text.contains("whole super-blocks"), "{level} {kind}: {text}");
+        }
+    }
+}

@@ -4,7 +4,7 @@
 //! to the host, the token and the fault.
 
 use cuda_core::{DeviceBuffer, PinnedHostBuffer, memory};
-use kiln_engine::backend::Wanted;
+use kiln_engine::backend::Column;
 use kiln_engine::error::Error;
 
 use super::Cuda;
@@ -19,19 +19,20 @@ pub(super) struct Best {
     done: DeviceBuffer<u32>,
     token: DeviceBuffer<u32>,
     host_token: PinnedHostBuffer<u32>,
-    step: Option<Graph>,
+    /// A graph for each sequence.
+    steps: Vec<Option<Graph>>,
     /// The position and token that the state on the card holds, if a step left it ready for the next one.
     ready: Option<(usize, u32)>,
 }
 
 impl Best {
-    pub(super) fn new(gpu: &Gpu) -> Result<Best> {
+    pub(super) fn new(gpu: &Gpu, sequences: usize) -> Result<Best> {
         Ok(Best {
             word: gpu.zeros(1)?,
             done: gpu.zeros(1)?,
             token: gpu.zeros(1)?,
             host_token: PinnedHostBuffer::zeroed(&gpu.context, 1)?,
-            step: None,
+            steps: (0..sequences).map(|_| None).collect(),
             ready: None,
         })
     }
@@ -43,23 +44,21 @@ impl Best {
 
     /// The entries of a step are others from now on.
     pub(super) fn forget(&mut self) {
-        self.step = None;
+        self.steps.fill_with(|| None);
         self.ready = None;
     }
 }
 
-/// Runs `token` at `position` and returns the best next token; there are no logits on the host then.
-pub(super) fn run(cuda: &mut Cuda, token: u32, position: usize) -> kiln_engine::Result<u32> {
-    cuda.wanted = 0;
-    cuda.check(&[token], position, Wanted::Last).map_err(Error::Request)?;
-    // A step that fails leaves its position half written: it does not count.
-    cuda.filled = position;
+/// Runs a checked column and returns the token of its largest logit; there are no logits on the host then.
+pub(super) fn run(cuda: &mut Cuda, column: &Column) -> kiln_engine::Result<u32> {
+    let (token, position) = (column.token, column.position);
+    cuda.sequence = column.sequence.0 as usize;
     let index = cuda.gpu.index;
     step(cuda, token, position).map_err(|error| Error::Request(format!("cuda:{index}: {error}")))?;
     cuda.take_fault(position)?;
     let next = cuda.best.host_token.as_slice()[0];
     cuda.best.ready = Some((position + 1, next));
-    cuda.filled += 1;
+    cuda.positions.advance(std::slice::from_ref(column));
     Ok(next)
 }
 
@@ -75,10 +74,11 @@ fn step(cuda: &mut Cuda, token: u32, position: usize) -> Result<()> {
     if cuda.eager {
         enqueue(cuda)?;
     } else {
-        if cuda.best.step.is_none() {
-            cuda.best.step = Some(cuda.gpu.record(|| enqueue(cuda))?);
+        let sequence = cuda.sequence;
+        if cuda.best.steps[sequence].is_none() {
+            cuda.best.steps[sequence] = Some(cuda.gpu.record(|| enqueue(cuda))?);
         }
-        if let Some(step) = &cuda.best.step {
+        if let Some(step) = &cuda.best.steps[sequence] {
             cuda.gpu.replay(step)?;
         }
     }
