@@ -494,6 +494,23 @@ fn gates_without_a_backend_and_a_card_are_skipped_by_name() {
 }
 
 #[test]
+fn gates_in_a_fresh_checkout_beside_a_store_that_is_set_up_are_skipped_by_name() {
+    let world = World::new();
+    world.setup();
+    fs::remove_file(world.path("work/.cargo/cuda-oxide.toml")).unwrap();
+    fs::remove_file(world.path("work/upstream")).unwrap();
+    let run = world.run(&["gate", "toolchain"]).exits(0);
+    assert!(
+        run.stdout.contains("skipped  toolchain/doctor: no backend is set up: ")
+            && run.stdout.contains("/work has no .cargo/cuda-oxide.toml and no upstream"),
+        "{}",
+        run.stdout
+    );
+    assert!(!run.stdout.contains("RED"), "{}", run.stdout);
+    world.run(&["doctor"]).exits(1);
+}
+
+#[test]
 fn a_filter_or_defect_that_matches_nothing_fails() {
     let world = World::new();
     world.run(&["gate", "no-such-gate"]).exits(1).says("error[KILN-0140]").says("toolchain/doctor, ");

@@ -25,6 +25,9 @@ crate::codes! {
     LINK_IN_THE_WAY = "KILN-0811", Machine, "something that setup did not make stands where its link belongs",
         "upstream must be a symbolic link that setup makes. A real file or folder is there; setup does \
          not remove what it did not make.";
+    NOT_SET_UP = "KILN-0812", Machine, "this checkout has not been set up",
+        "The store has the pinned backend, from a setup of another checkout, and this one has neither the host config \
+         nor the link to the patched source. `cargo xtask setup` writes both in moments; nothing is built again.";
 }
 
 /// The link's place in the checkout.
@@ -121,6 +124,10 @@ pub fn resolve(
     };
     let path = host_config_path(workspace);
     let check = || -> Result<()> {
+        if [&path, &workspace.join(LINK)].into_iter().all(|path| fs::symlink_metadata(path).is_err()) {
+            let message = format!("{} has no {} and no {LINK}", workspace.display(), host_config::FILE_NAME);
+            return Err(Error::new(&NOT_SET_UP, message).hint("run: cargo xtask setup"));
+        }
         let drifts = host_config::compare(&path, &expected.host_config)?;
         if !drifts.is_empty() {
             return Err(host_config::drift_error(&path, &drifts, flags));
